@@ -18,7 +18,16 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from andrea_exp import NUMERICS_VERSION
 from andrea_exp.errors import UserError
 
-NormPlacement = Enum("NormPlacement", ["pre", "post", "deepnorm", "none"])
+
+class NormPlacement(Enum):
+    """Each value is the placement's formula, printed wherever its name is shown. Code: `model/residual.py`."""
+
+    pre = "x+F(N(x))"
+    post = "N(x+F(x))"
+    deepnorm = "N(a·x+F(x))"
+    none = "x+F(x)"
+
+
 NormType = Enum("NormType", ["layernorm", "rmsnorm"])
 Activation = Enum("Activation", ["relu", "gelu", "gelu_tanh", "swiglu"])
 Position = Enum("Position", ["learned", "rope"])
@@ -121,7 +130,6 @@ class PoolConfig:
 class SweepConfig:
     """A question as data. Every swept field has one role, and the table follows from the roles."""
 
-    name: str = MISSING
     question: str = MISSING
     baseline: str = MISSING  # the arm that the others are compared with
     compare: dict[str, dict[str, Any]] = MISSING  # rows: arm name -> overrides

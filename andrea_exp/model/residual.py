@@ -18,14 +18,6 @@ from torch import Tensor, nn
 from andrea_exp.config import ModelConfig, NormPlacement
 from andrea_exp.model.layers import Norm
 
-FORMULA = {
-    NormPlacement.pre: "x+F(N(x))",
-    NormPlacement.post: "N(x+F(x))",
-    NormPlacement.deepnorm: "N(a·x+F(x))",
-    NormPlacement.none: "x+F(x)",
-}
-
-
 def deepnorm_alpha(n_layers: int) -> float:
     """Weight of the stream for a decoder alone. Wang et al. 2022, table 1."""
     return (2 * n_layers) ** 0.25

@@ -1,0 +1,143 @@
+"""One command, a few verbs."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from andrea_exp.errors import UserError
+
+Command = Callable[[argparse.Namespace, list[str]], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one verb; returns 0, 1 where a run failed, or 2 for bad input."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["train"]:  # all of its words are Hydra's
+        return _app(words[1:])
+    options, overrides = _parser().parse_known_args(words)
+    try:
+        for word in overrides:
+            if "=" not in word or word.startswith("-"):
+                raise UserError(f"{word}: neither an option of {options.verb} nor an override key=value")
+        return options.run(options, overrides)
+    except UserError as error:
+        print(f"andrea-exp: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # a reader such as `head` has seen enough
+        sys.stderr.close()
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("andrea-exp", description="Experiment sweeps over the transformer block.")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs.add_parser("train", help="one run or a multirun: a Hydra app; see `andrea-exp train --help`")
+
+    def verb(name: str, run: Command, help_: str) -> argparse.ArgumentParser:
+        sub = verbs.add_parser(name, help=help_, description=help_, epilog="Further words override the config.")
+        sub.add_argument("name", help="a file in sweeps/, or an override such as seed=0,1 for an ad-hoc sweep")
+        sub.set_defaults(run=run)
+        return sub
+
+    verb("sweep", _sweep, "run what is missing of a sweep, then print its table")
+    table = verb("table", _table, "the ablation table, from whatever runs there are")
+    table.add_argument("--format", choices=("text", "markdown", "csv", "json"), default="text")
+    status = verb("status", _status, "how a sweep stands, from its records")
+    status.add_argument("--watch", action="store_true", help="keep it on the screen until the sweep is done")
+    status.add_argument("--json", action="store_true", help="for machines")
+    board = verb("tensorboard", _tensorboard, "TensorBoard on this machine, over a sweep's runs")
+    board.add_argument("--port", type=int, default=6006)
+    bench = verbs.add_parser("bench", help="measure the harness against a bare torch loop")
+    bench.add_argument("what", choices=("train",))
+    bench.add_argument("--json", action="store_true", help="for machines")
+    bench.set_defaults(run=_bench)
+    return parser
+
+
+def _app(words: list[str]) -> int:
+    from andrea_exp import train
+
+    return train.main(words)
+
+
+def _sweep(options: argparse.Namespace, overrides: list[str]) -> int:
+    named = options.name if "=" in options.name else f"sweeps={options.name}"
+    return _app(["-m", named, *overrides])
+
+
+def _table(options: argparse.Namespace, overrides: list[str]) -> int:
+    from rich.console import Console
+
+    from andrea_exp.results import table
+    from andrea_exp.results.load import plan_of
+
+    plan, records = plan_of(options.name, overrides)
+    made = table.ablation_table(plan, records)
+    if not any(cell.signatures and cell.done + cell.diverged + cell.unfinished for cell in made.cells) or all(
+        c.done + c.diverged == 0 for c in made.cells
+    ):
+        raise UserError(f"{plan.name}: no finished runs in {records}/; run: andrea-exp sweep {options.name}")
+    if options.format == "text":
+        Console().print(table.to_rich(made))
+    else:
+        write = {"markdown": table.to_markdown, "csv": table.to_csv, "json": table.to_json}[options.format]
+        print(write(made), end="")
+    return 0
+
+
+def _status(options: argparse.Namespace, overrides: list[str]) -> int:
+    from rich.console import Console
+    from rich.live import Live
+
+    from andrea_exp.results.load import plan_of
+    from andrea_exp.sweep import board
+    from andrea_exp.sweep.pool import slots_of
+
+    plan, records = plan_of(options.name, overrides)
+    reader = board.Reader(records, slots_of(plan.cells[0].config.pool))
+    now = reader.read(plan)
+    if options.json:
+        print(json.dumps(now.as_json(), indent=2))
+        return 0
+    console = Console()
+    if not options.watch:
+        console.print(board.render(now))
+        return 0
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            live.update(board.render(now, most=max(5, console.height - 6)), refresh=True)
+            if all(r.status.finished for r in now.runs) and not plan.waiting:
+                return 0
+            time.sleep(1)
+            plan, _ = plan_of(options.name, overrides)
+            now = reader.read(plan)
+
+
+def _tensorboard(options: argparse.Namespace, overrides: list[str]) -> int:
+    import subprocess
+
+    from andrea_exp.results.load import plan_of
+    from andrea_exp.sweep.session import link_views
+
+    plan, records = plan_of(options.name, overrides)
+    if not any((records / "runs" / c.signature).exists() for c in plan.cells):
+        raise UserError(f"{plan.name}: no runs in {records}/; run: andrea-exp sweep {options.name}")
+    folder = link_views(plan, records)
+    print(f"TensorBoard: http://localhost:{options.port}/  (Ctrl-C ends it)", flush=True)
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(Path(folder).resolve())]
+    return subprocess.run([*command, "--host", "127.0.0.1", "--port", str(options.port)], check=False).returncode
+
+
+def _bench(options: argparse.Namespace, overrides: list[str]) -> int:
+    from andrea_exp.bench import bench_train
+
+    return bench_train(overrides, as_json=options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

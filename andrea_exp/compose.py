@@ -1,0 +1,107 @@
+"""From words to a config: Hydra's composition, and its errors as one clear line."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from andrea_exp import ROOT
+from andrea_exp.config import RunConfig, field_names
+from andrea_exp.errors import UserError, did_you_mean
+
+CONF = ROOT / "conf"
+ConfigStore.instance().store("schema", RunConfig)
+ConfigStore.instance().store(
+    "andrea", {"_target_": "hydra_plugins.andrea_exp_sweeper.AndreaSweeper"}, group="hydra/sweeper"
+)
+
+
+def compose(overrides: Sequence[str]) -> DictConfig:
+    """The config that overrides give, with Hydra's own node. Overrides that sweep a value are left out.
+
+    Raises UserError for anything that cannot be composed.
+    """
+    GlobalHydra.instance().clear()
+    try:
+        check_overrides(overrides)
+        single = [o.input_line or "" for o in parse(overrides) if not o.is_sweep_override()]
+        with initialize_config_dir(str(CONF), version_base="1.3", job_name="andrea-exp"):
+            return hydra_compose("config", single, return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(explain(error)) from error
+
+
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Raises UserError for what Hydra lets pass or crashes on: a key given twice, a new one, half a sweep."""
+    keys = [o.get_key_element() for o in parse(overrides)]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise UserError(f"{key}: given twice")
+        if key.startswith(("+", "~")):
+            name = key.lstrip("+~").split("@")[0]
+            raise UserError(f"{key}: fields can be neither added nor removed; {did_you_mean(name, field_names())}")
+        if key.startswith("sweep.") and "sweeps" not in keys:
+            raise UserError(f"{key}: there is no sweep to change; add sweeps=NAME")
+
+
+def parse(overrides: Sequence[str]) -> list[Override]:
+    """Hydra's grammar for command-line overrides; raises Hydra's OverrideParseException."""
+    return OverridesParser.create().parse_overrides(list(overrides))
+
+
+def set_field(config: DictConfig, key: str, value: Any) -> None:
+    """Sets one dotted field of a composed config in place. Raises UserError for an unknown key or a bad value."""
+    try:
+        OmegaConf.update(config, key, value)
+    except OmegaConfBaseException as error:
+        raise UserError(explain(error, key)) from error
+
+
+def explain(error: BaseException, key: str | None = None) -> str:
+    """One line for an error of Hydra or OmegaConf: what, where, the nearest valid value."""
+    for link in _chain(error):
+        if isinstance(link, OverrideParseException):
+            return f"{link.override}: not an override of the form key=value"
+        if isinstance(link, MissingConfigException) and link.options:
+            name = str(link.missing_cfg_file or "")
+            return f"{name.replace('/', '=', 1)}: there is none; {did_you_mean(name.split('/')[-1], link.options)}"
+        if isinstance(link, (ConfigAttributeError, ConfigKeyError)):
+            wrong = str(key or link.full_key or link.key)
+            return f"{wrong}: no such field; {did_you_mean(wrong, field_names())}"
+        # OmegaConf raises a template first, and the filled-in message from it.
+        if isinstance(link, OmegaConfBaseException) and "$VALUE" not in str(link):
+            return _bad_value(link, key or _overridden(error))
+    return "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
+
+
+def _bad_value(error: OmegaConfBaseException, where: str) -> str:
+    where = error.full_key or where
+    enum = re.search(r"Invalid value '(.*)', expected one of \[(.*)\]", str(error))
+    if enum:
+        wrong, valid = enum.groups()
+        return f"{where}={wrong}: no such value; {did_you_mean(wrong, valid.split(', '))}"
+    return f"{where}: {str(error).strip().splitlines()[0]}"
+
+
+def _overridden(error: BaseException) -> str:
+    """The field of the override that Hydra was merging when it failed."""
+    found = re.search(r"Error merging override ([^=\s]+)", str(error))
+    return found.group(1) if found else "config"
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and its causes, the deepest first."""
+    links = []
+    while error is not None:
+        links.append(error)
+        error = error.__cause__ or error.__context__
+    return reversed(links)

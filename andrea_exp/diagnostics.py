@@ -1,0 +1,154 @@
+"""What happens inside the blocks: sizes and gradients of the stream, and of what each branch adds to it.
+
+Taken from a forward and backward pass of its own on a fixed batch, whose gradients are thrown away, so that
+looking changes no bit of training. Gradients reach every stream because this pass runs the reference ops.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from andrea_exp.model import GPT
+
+Metrics = dict[str, float]
+
+
+@dataclass
+class Taps:
+    """Tensors caught on their way, one a block: streams (B, T, D) etc."""
+
+    streams: list[Tensor] = field(default_factory=list)  # entering each sublayer, attention and MLP in turn
+    deltas: list[Tensor] = field(default_factory=list)
+    attention_reads: list[Tensor] = field(default_factory=list)
+    hidden: list[Tensor] = field(default_factory=list)  # (B, T, F), after the activation
+    last_stream: Tensor | None = None
+
+
+def block_name(model: GPT, index: int) -> str:
+    """Blocks count from 00, in as many digits as the deepest needs, so that names sort."""
+    return f"block_{index:0{max(2, len(str(len(model.trunk.blocks) - 1)))}d}"
+
+
+def groups(model: GPT) -> dict[str, str]:
+    """Parameter name -> the part of the model that its gradient is reported under."""
+
+    def part(name: str) -> str:
+        words = name.split(".")
+        if words[0] != "trunk":
+            return "head" if words[0] == "head" else "embedding"
+        if words[1] == "opening":
+            return "opening"
+        sublayer = words[3] if words[3] in ("attn", "mlp") else "norm"
+        return f"{block_name(model, int(words[2]))}/{sublayer}"
+
+    return {name: part(name) for name, _ in model.named_parameters()}
+
+
+class GroupNorms:
+    """Euclidean norms over a model's parameters, in all and by group, in a handful of tensor operations."""
+
+    def __init__(self, model: GPT) -> None:
+        part_of = groups(model)
+        self.names = list(dict.fromkeys(part_of.values()))
+        rows = [self.names.index(part) for part in part_of.values()]
+        device = next(model.parameters()).device
+        self.member = torch.zeros(len(self.names), len(rows), device=device)
+        self.member[rows, range(len(rows))] = 1
+
+    def __call__(self, tensors: list[Tensor]) -> Tensor:
+        """(1 + groups,) float32: the total first. One tensor a parameter, in `named_parameters` order."""
+        each = torch.stack(torch._foreach_norm(tensors)).float()
+        return torch.cat((each.norm()[None], (self.member @ each.square()).sqrt()))
+
+    def named(self, prefix: str, norms: Tensor) -> Metrics:
+        return {f"{prefix}/{name}": v for name, v in zip(["total", *self.names], norms.tolist(), strict=True)}
+
+
+def diagnose(model: GPT, tokens: Tensor, targets: Tensor) -> Metrics:
+    """All metrics of one batch (B, T) of ids: streams, branches, attention, gradients. Weights stay untouched."""
+    with torch.enable_grad(), _tapped(model) as taps:
+        loss = model.loss(tokens, targets)
+        parameters = list(model.parameters())
+        gradients = torch.autograd.grad(loss, [*taps.streams, *parameters])
+    stream_grads, parameter_grads = gradients[: len(taps.streams)], list(gradients[len(taps.streams) :])
+    norms = GroupNorms(model)
+    metrics = norms.named("grad_norm", norms(parameter_grads))
+    with torch.no_grad():
+        for index, block in enumerate(model.trunk.blocks):
+            name = block_name(model, index)
+            metrics |= _stream_metrics(name, taps.streams[2 * index], stream_grads[2 * index])
+            for offset, branch in enumerate(("attn", "mlp")):
+                stream, delta = taps.streams[2 * index + offset], taps.deltas[2 * index + offset]
+                metrics[f"branch/ratio/{name}/{branch}"] = (_rms(delta) / _rms(stream)).item()
+            metrics |= _attention_metrics(name, block.attn.logits(taps.attention_reads[index]))
+            metrics |= _activation_metrics(name, taps.hidden[index])
+        assert taps.last_stream is not None
+        metrics["stream/rms/final"] = _rms(taps.last_stream).item()
+    return metrics
+
+
+@contextmanager
+def _tapped(model: GPT) -> Iterator[Taps]:
+    taps = Taps()
+
+    def at_junction(_: nn.Module, args: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+        taps.streams.append(args[0])
+        taps.deltas.append(args[1])
+        taps.last_stream = output[0]
+
+    def keep_input(kept: list[Tensor]) -> Any:
+        return lambda _module, args: kept.append(args[0])
+
+    handles = []
+    for block in model.trunk.blocks:
+        handles += [j.register_forward_hook(at_junction) for j in (block.attn_junction, block.mlp_junction)]
+        handles.append(block.attn.register_forward_pre_hook(keep_input(taps.attention_reads)))
+        handles.append(block.mlp.down_proj.register_forward_pre_hook(keep_input(taps.hidden)))
+    try:
+        yield taps
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _rms(x: Tensor) -> Tensor:
+    return x.float().square().mean().sqrt()
+
+
+def _stream_metrics(name: str, stream: Tensor, gradient: Tensor) -> Metrics:
+    x = stream.float()
+    T = x.shape[-2]
+    unit = nn.functional.normalize(x, dim=-1)
+    pair_sum = unit.sum(-2).square().sum(-1) - T  # over ordered pairs of different tokens
+    return {
+        f"stream/rms/{name}": _rms(x).item(),
+        f"stream/grad_norm/{name}": gradient.float().norm().item(),
+        f"stream/token_cosine/{name}": (pair_sum / max(1, T * (T - 1))).mean().item(),
+        f"stream/kurtosis/{name}": (x.pow(4).mean(-1) / x.square().mean(-1).square()).mean().item(),
+        f"stream/max_abs/{name}": x.abs().max().item(),
+    }
+
+
+def _attention_metrics(name: str, logits: Tensor) -> Metrics:
+    """From scores (B, H, T, T): entropy in nats as a share of its largest value, and the largest score."""
+    wide = logits.float()
+    entropy = torch.special.entr(wide.softmax(-1)).sum(-1)[..., 1:]  # the first token has no choice
+    most = torch.arange(2, wide.shape[-1] + 1, device=wide.device).log()
+    return {
+        f"attention/entropy/{name}": (entropy / most).mean().item() if len(most) else 0.0,
+        f"attention/max_logit/{name}": wide.masked_fill(wide == -math.inf, 0).abs().max().item(),
+    }
+
+
+def _activation_metrics(name: str, hidden: Tensor) -> Metrics:
+    """Fraction of MLP units that are exactly 0 on every token (ReLU's dead units), and the largest value."""
+    largest = hidden.float().abs().amax((0, 1))
+    return {
+        f"activation/dead/{name}": (largest == 0).float().mean().item(),
+        f"activation/max_abs/{name}": largest.max().item(),
+    }

@@ -1,0 +1,245 @@
+"""A run's folder: files that no crash can spoil, and the only thing that results are read from.
+
+    records/runs/<signature>/
+        config.json      the resolved config            identity.json    what the signature hashes
+        metrics.jsonl    one line a logged step         summary.json     how it ended, by rename
+        provenance.json  where it ran, with what        lease.json       who runs it now; touched as a heartbeat
+        log.txt          what the process printed       traceback.txt    where it failed
+        tensorboard/     a view of metrics.jsonl
+"""
+
+import json
+import math
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from andrea_exp import NUMERICS_VERSION, ROOT
+from andrea_exp.config import RunConfig, as_dict, from_dict, identity, signature
+from andrea_exp.errors import UserError
+
+HEARTBEAT_S = 5.0
+STALE_S = 60.0
+ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "SLURM_JOB_ID", "TRITON_INTERPRET")
+PACKAGES = ("torch", "lightning", "hydra-core", "omegaconf", "numpy", "tokenizers", "andrea-exp")
+
+
+class Status(StrEnum):
+    done = "done"
+    diverged = "diverged"
+    failed = "failed"
+    interrupted = "interrupted"
+    running = "running"
+    missing = "missing"
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to run: a diverged run is a result."""
+        return self in (Status.done, Status.diverged)
+
+
+def run_folder(records: Path, sig: str) -> Path:
+    return records / "runs" / sig
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Whole or not at all: written under a temporary name, flushed, renamed."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    with partial.open("w") as file:
+        json.dump(value, file, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The content of a record, or None where there is none yet."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+
+
+def open_run(records: Path, config: RunConfig, fingerprint: str) -> Path:
+    """The folder of a run, made if new. On a hit the stored identity must be equal, or the hash has collided.
+
+    Raises UserError where the folder cannot be written.
+    """
+    folder = run_folder(records, signature(config, fingerprint))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        stored = read_json(folder / "identity.json")
+        if stored is None:
+            write_json(folder / "identity.json", identity(config, fingerprint))
+        elif stored != identity(config, fingerprint):
+            raise UserError(f"{folder}: holds another run of the same signature; move it away")
+        write_json(folder / "config.json", as_dict(config))
+    except OSError as error:
+        raise UserError(f"records={records}: cannot write there ({error.strerror})") from error
+    return folder
+
+
+def load_config(folder: Path) -> RunConfig:
+    return from_dict(json.loads((folder / "config.json").read_text()))
+
+
+def status(folder: Path) -> Status:
+    """How a run stands, from its files alone."""
+    if lease_holder(folder) is not None:
+        return Status.running
+    summary = read_json(folder / "summary.json")
+    if summary is not None:
+        return Status(summary["status"])
+    return Status.interrupted if (folder / "metrics.jsonl").exists() else Status.missing
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """All logged steps in order; a line torn by a crash is left out, the last value of a step wins."""
+    rows: dict[float, dict[str, float]] = {}
+    with suppress(FileNotFoundError), (folder / "metrics.jsonl").open() as file:
+        for line in file:
+            with suppress(json.JSONDecodeError):
+                row = json.loads(line)
+                rows[row["step"]] = row
+    return [rows[step] for step in sorted(rows)]
+
+
+def last_metrics(folder: Path) -> dict[str, float]:
+    """The newest whole line, read from the end of the file; empty where there is none."""
+    with suppress(FileNotFoundError), (folder / "metrics.jsonl").open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - (1 << 16)))
+        for line in reversed(file.read().splitlines()):
+            with suppress(json.JSONDecodeError):
+                return json.loads(line)
+    return {}
+
+
+@contextmanager
+def _guard(path: Path) -> Iterator[None]:
+    """Makes looking at a lease and taking it one act; raises BlockingIOError where another is at it."""
+    with suppress(FileNotFoundError):
+        if time.time() - path.stat().st_mtime > STALE_S:  # its maker was killed within the act
+            path.unlink(missing_ok=True)
+    try:
+        path.open("x").close()
+    except FileExistsError as error:
+        raise BlockingIOError(f"{path}: held") from error
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+class Lease:
+    """The right to run one folder: a file made exclusively, touched while its process lives.
+
+    Use as a context manager; entering raises BlockingIOError where a living process holds it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "lease.json"
+        self._stop = threading.Event()
+
+    def __enter__(self) -> "Lease":
+        with _guard(self.path.with_name(".lease.guard")):
+            if lease_holder(self.path.parent) is not None:
+                raise BlockingIOError(f"{self.path}: held")
+            write_json(
+                self.path, {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}
+            )
+        threading.Thread(target=self._beat, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self.path.unlink(missing_ok=True)
+
+    def _beat(self) -> None:
+        while not self._stop.wait(HEARTBEAT_S):
+            with suppress(OSError):
+                os.utime(self.path)
+
+
+def lease_holder(folder: Path) -> dict[str, Any] | None:
+    """The living process that runs a folder, or None: on this host by its pid, elsewhere by its heartbeat."""
+    path = folder / "lease.json"
+    try:
+        holder, beat = json.loads(path.read_text()), path.stat().st_mtime
+    except FileNotFoundError:
+        return None
+    if holder["host"] == socket.gethostname():
+        try:
+            process = psutil.Process(holder["pid"])
+            alive = process.create_time() <= holder["since"] and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            alive = False
+    else:
+        alive = time.time() - beat < STALE_S
+    return holder if alive else None
+
+
+class MetricsWriter:
+    """Appends one JSON line a logged step; NaN and infinity are written as JSON has none: null."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = (folder / "metrics.jsonl").open("a", buffering=1)
+
+    def write(self, row: dict[str, float]) -> None:
+        finite = {k: v if math.isfinite(v) else None for k, v in row.items()}
+        self._file.write(json.dumps(finite, separators=(",", ":")) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def start_over(folder: Path) -> None:
+    """Clears what an unfinished attempt left."""
+    for name in ("metrics.jsonl", "summary.json", "traceback.txt"):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+
+
+def provenance(config: RunConfig, fingerprint: str, **found: Any) -> dict[str, Any]:
+    """Where a run happened and with what. Of the environment only an allow-list: never secrets."""
+    return {
+        "git": _git(),
+        "versions": {"python": platform.python_version(), **{p: metadata.version(p) for p in PACKAGES}},
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+        "numerics_version": NUMERICS_VERSION,
+        "seed": config.seed,
+        "data_fingerprint": fingerprint,
+        **found,
+    }
+
+
+def _git() -> dict[str, Any] | None:
+    """Commit and dirty flag of the checkout that the code runs from; None for an installed wheel."""
+    if not (ROOT / ".git").exists():
+        return None
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "-uno"))}
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,99 @@
+"""Figures from frames: one style, safe for colour-blind readers, PNG."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from andrea_exp.results.load import metrics_frame
+from andrea_exp.sweep.plan import Plan, Values
+
+# Okabe & Ito 2008.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+STYLE = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "font.size": 9,
+    "legend.frameon": False,
+    "figure.dpi": 150,
+}
+
+
+def loss_curves(plan: Plan, records: Path) -> Figure:
+    """Training loss by step, one panel a column: the mean over seeds of an arm in a band from least to largest.
+
+    A step where a seed has no finite loss is drawn without that seed; the legend counts seeds.
+    """
+    frame = metrics_frame(plan, records, ["train/loss"]).dropna(subset=["value"])
+    figure, panels = _panels(plan, "optimizer step", "training loss (nats a token)")
+    for column, panel in panels:
+        for colour, arm in zip(_cycle(COLOURS), plan.arms, strict=False):
+            runs = _pick(frame, arm, column)
+            wide = runs.pivot_table(index="step", columns="label", values="value")
+            if wide.empty:
+                continue
+            smooth = wide.rolling(max(1, len(wide) // 60), min_periods=1).mean()
+            panel.plot(smooth.index, smooth.mean(axis=1), color=colour, label=f"{arm} (n={wide.shape[1]})")
+            panel.fill_between(smooth.index, smooth.min(axis=1), smooth.max(axis=1), color=colour, alpha=0.2, lw=0)
+        panel.legend()
+    return figure
+
+
+def gradient_norms_by_depth(plan: Plan, records: Path) -> Figure:
+    """Gradient norm of each block's MLP against its depth, at the first step (dashed) and the last (solid).
+
+    The geometric mean over seeds; a run that ended in NaN shows its first step only.
+    """
+    frame = metrics_frame(plan, records, ["grad_norm/block_"])
+    frame = frame[frame["metric"].str.endswith("/mlp") & (frame["value"] > 0) & (frame["step"] > 0)]
+    frame = frame.assign(block=frame["metric"].str.extract(r"block_(\d+)/", expand=False).astype(int))
+    figure, panels = _panels(plan, "block", "gradient norm of the MLP")
+    for column, panel in panels:
+        for colour, arm in zip(_cycle(COLOURS), plan.arms, strict=False):
+            runs = _pick(frame, arm, column)
+            ends = ((runs["step"].min(), "--", None), (plan.cells[0].config.train.steps, "-", arm))
+            for step, line, label in ends:
+                at = runs[runs["step"] == step].groupby("block")["value"]
+                mean = at.apply(lambda v: v.prod() ** (1 / len(v)))
+                if len(mean):
+                    panel.plot(mean.index, mean, line, color=colour, label=label, marker=".")
+        panel.set_yscale("log")
+        panel.legend(title="dashed: step 1; solid: last")
+    return figure
+
+
+def save_figures(plan: Plan, records: Path, folder: Path) -> list[Path]:
+    """Draws all figures of a plan as PNG files in `folder`."""
+    paths = []
+    for name, draw in (("loss", loss_curves), ("grad_norm", gradient_norms_by_depth)):
+        paths.append(folder / f"{name}.png")
+        draw(plan, records).savefig(paths[-1])
+    return paths
+
+
+def _panels(plan: Plan, x: str, y: str) -> tuple[Figure, list[tuple[Values, Axes]]]:
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(4.6 * len(plan.columns), 3.6), layout="constrained")
+        axes = figure.subplots(1, len(plan.columns), squeeze=False, sharey=True)[0]
+    for column, panel in zip(plan.columns, axes, strict=True):
+        panel.set_title(", ".join(f"{k.split('.')[-1]} = {v}" for k, v in column.items()))
+        panel.set_xlabel(x)
+    axes[0].set_ylabel(y)
+    return figure, list(zip(plan.columns, axes, strict=True))
+
+
+def _pick(frame: pd.DataFrame, arm: str, column: Values) -> pd.DataFrame:
+    chosen = frame["arm"] == arm
+    for key, value in column.items():
+        chosen &= frame[key] == value
+    return frame[chosen]
+
+
+def _cycle(colours: tuple[str, ...]) -> Iterator[str]:
+    while True:
+        yield from colours

@@ -1,0 +1,26 @@
+"""What a finished sweep leaves to read: table and figures in one folder, and where to look next."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from andrea_exp.results.figures import save_figures
+from andrea_exp.results.table import ablation_table, to_csv, to_json, to_markdown, to_rich
+from andrea_exp.sweep.plan import Plan
+
+
+def write_report(plan: Plan, records: Path, overrides: Sequence[str], console: Console) -> Path:
+    """Prints the table, writes it in every format beside the figures, and returns their folder."""
+    table = ablation_table(plan, records)
+    folder = records / "tables" / plan.name
+    folder.mkdir(parents=True, exist_ok=True)
+    for suffix, text in (("md", to_markdown(table)), ("csv", to_csv(table)), ("json", to_json(table))):
+        (folder / f"table.{suffix}").write_text(text)
+    if any(cell.done + cell.diverged for cell in table.cells):
+        save_figures(plan, records, folder)
+    console.print(to_rich(table))
+    words = " ".join([plan.name if plan.name != "adhoc" else "", *(o for o in overrides if o != f"sweeps={plan.name}")])
+    console.print(f"tables and figures: {folder}/", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"TensorBoard: andrea-exp tensorboard {words.strip()}", soft_wrap=True, highlight=False, markup=False)
+    return folder

@@ -1,0 +1,275 @@
+"""The ablation table: one object from the roles and the runs, many ways to write it.
+
+Protocol: diverged runs are counted, never averaged; differences to the baseline are paired seed by seed, with
+an unadjusted 95% t interval from three seeds on; whatever is not there is said.
+"""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich import box
+from rich.table import Table as RichTable
+from rich.text import Text
+from scipy import stats
+
+from andrea_exp.config import get
+from andrea_exp.record import Status
+from andrea_exp.results.load import runs_frame
+from andrea_exp.sweep.plan import Plan, Values
+
+LEAST_SEEDS = 3
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """One arm in one column: its seeds in numbers."""
+
+    arm: str
+    column: Values
+    tuned: Values
+    planned: int
+    done: int
+    diverged: int
+    kinds: str  # of divergence: "stuck", "non-finite, stuck"
+    unfinished: int
+    loss_mean: float | None  # nats a token, over the seeds, where all of them are done
+    loss_sd: float | None
+    loss_median: float | None  # with diverged seeds as +inf
+    bits_per_byte: float | None
+    difference: float | None  # to the baseline, paired by seed
+    ci_low: float | None
+    ci_high: float | None
+    pairs: int
+    grad_norm_median: float | None
+    grad_norm_max: float | None
+    tokens_per_s: float | None
+    signatures: list[str]
+
+
+@dataclass(frozen=True)
+class AblationTable:
+    name: str
+    question: str
+    baseline: str
+    arms: dict[str, dict[str, Any]]  # arm -> what it is: its overrides, formula, parameters
+    columns: list[Values]
+    cells: list[TableCell]
+    notes: list[str]
+
+    def cell(self, arm: str, column: Values) -> TableCell:
+        return next(c for c in self.cells if c.arm == arm and c.column == column)
+
+
+def ablation_table(plan: Plan, records: Path) -> AblationTable:
+    """The table of a plan with whatever runs exist."""
+    frame = runs_frame(plan, records)
+    reported = frame[frame["purpose"] == "report"]
+    cells = [_cell(plan, reported, arm, column) for arm in plan.arms for column in plan.columns]
+    arms = {arm: _describe(plan, frame, arm) for arm in plan.arms}
+    return AblationTable(
+        plan.name, plan.spec.question, plan.spec.baseline, arms, plan.columns, cells, _notes(plan, frame, cells)
+    )
+
+
+def _select(frame: pd.DataFrame, arm: str, column: Values) -> pd.DataFrame:
+    chosen = frame["arm"] == arm
+    for key, value in column.items():
+        chosen &= frame[key].isna() if value is None else frame[key] == value
+    return frame[chosen]
+
+
+def _cell(plan: Plan, reported: pd.DataFrame, arm: str, column: Values) -> TableCell:
+    runs = _select(reported, arm, column)
+    done, diverged = runs[runs["status"] == Status.done], runs[runs["status"] == Status.diverged]
+    clean = len(diverged) == 0 and len(done) > 0
+    ended = [*done["val_loss"], *[math.inf] * len(diverged)]
+    median = float(pd.Series(ended).median()) if ended else None
+    base = _select(reported, plan.spec.baseline, column)
+    tuned = {k: runs[k].iloc[0] for k in plan.spec.tune if k != "seed" and len(runs)}
+    return TableCell(
+        arm=arm,
+        column=column,
+        tuned=tuned,
+        planned=math.prod(len(v) for v in plan.spec.repeat.values()),
+        done=len(done),
+        diverged=len(diverged),
+        kinds=", ".join(sorted(diverged["diverged"].unique())),
+        unfinished=len(runs) - len(done) - len(diverged),
+        loss_mean=_mean(done["val_loss"]) if clean else None,
+        loss_sd=float(done["val_loss"].std()) if clean and len(done) > 1 else None,
+        loss_median=None if median is None or math.isinf(median) else median,
+        bits_per_byte=_mean(done["bits_per_byte"]) if clean else None,
+        **_difference(runs, base, list(plan.spec.repeat), compared=arm != plan.spec.baseline),
+        grad_norm_median=_mean(done["grad_norm_median"]),
+        grad_norm_max=_largest(done["grad_norm_max"]),
+        tokens_per_s=_mean(done["tokens_per_s"]),
+        signatures=list(runs["signature"]),
+    )
+
+
+def _difference(runs: pd.DataFrame, base: pd.DataFrame, pair_by: list[str], compared: bool) -> dict[str, Any]:
+    """Mean paired difference and its interval; nothing where a seed of either side diverged."""
+    none = {"difference": None, "ci_low": None, "ci_high": None, "pairs": 0}
+    either = pd.concat([runs["status"], base["status"]])
+    if not compared or (either == Status.diverged).any():
+        return none
+    ended = [f[f["status"] == Status.done] for f in (runs, base)]
+    if pair_by:
+        pairs = ended[0].merge(ended[1], on=pair_by, suffixes=("", "_base"))
+        gaps = (pairs["val_loss"] - pairs["val_loss_base"]).to_numpy()
+    else:
+        gaps = ended[0]["val_loss"].to_numpy() - ended[1]["val_loss"].to_numpy() if all(map(len, ended)) else []
+    if len(gaps) == 0:
+        return none
+    low, high = paired_interval(gaps)
+    return {"difference": float(sum(gaps) / len(gaps)), "ci_low": low, "ci_high": high, "pairs": len(gaps)}
+
+
+def paired_interval(gaps: Sequence[float]) -> tuple[float | None, float | None]:
+    """95% t interval of the mean of paired differences; (None, None) below three pairs."""
+    if len(gaps) < LEAST_SEEDS:
+        return None, None
+    interval = stats.ttest_1samp(gaps, 0).confidence_interval(0.95)
+    return float(interval.low), float(interval.high)
+
+
+def _mean(values: pd.Series) -> float | None:
+    return float(values.mean()) if values.notna().any() else None
+
+
+def _largest(values: pd.Series) -> float | None:
+    return float(values.max()) if values.notna().any() else None
+
+
+def _describe(plan: Plan, frame: pd.DataFrame, arm: str) -> dict[str, Any]:
+    config = next(c.config for c in plan.cells if c.arm == arm)
+    counted = frame.loc[frame["arm"] == arm, "parameters"].dropna()
+    return {
+        "overrides": plan.spec.compare[arm],
+        "formula": config.model.norm_placement.value,
+        "parameters": int(counted.iloc[0]) if len(counted) else None,
+    }
+
+
+def _notes(plan: Plan, frame: pd.DataFrame, cells: list[TableCell]) -> list[str]:
+    config = plan.cells[0].config
+    shared = {k: get(config, k) for k in ("model.init", "optim.lr", "train.steps") if k not in frame.columns}
+    notes = ["all runs: " + ", ".join(f"{k}={getattr(v, 'name', v)}" for k, v in shared.items())]
+    if not plan.spec.tune and "optim.lr" not in frame.columns:
+        notes.append("one learning rate for all arms: a description of these runs, no claim about tuned models")
+    if plan.waiting:
+        notes.append(f"{plan.waiting} runs wait for the tuning runs to choose their values")
+    unfinished = sum(c.unfinished for c in cells)
+    if unfinished:
+        counts = frame.loc[~frame["status"].isin(["done", "diverged"]), "status"].value_counts()
+        notes.append("not in yet: " + ", ".join(f"{n} {s}" for s, n in counts.items()))
+    if any(c.planned < LEAST_SEEDS for c in cells):
+        notes.append(f"fewer than {LEAST_SEEDS} seeds: no interval")
+    if any(c.diverged for c in cells):
+        notes.append("k/n diverged: counted, never averaged; stuck = no better than 0.99 of the unigram model's loss")
+    if frame["threads"].nunique() > 1:
+        notes.append("runs with different numbers of threads are mixed")
+    return notes
+
+
+LEGEND = (
+    "cells: validation loss in nats a token ± SD over seeds (n); "
+    "difference to the baseline, paired by seed [95% CI]; gradient norm before clipping, median (largest)"
+)
+
+
+def column_title(column: Values) -> str:
+    return ", ".join(f"{k.split('.')[-1]}={v}" for k, v in column.items())
+
+
+def loss_text(cell: TableCell) -> str:
+    n = cell.done + cell.diverged
+    if n == 0:
+        return "–"
+    if cell.diverged:
+        text = f"{cell.diverged}/{n} diverged ({cell.kinds})"
+    else:
+        spread = f" ± {cell.loss_sd:.3f}" if cell.loss_sd is not None else ""
+        text = f"{cell.loss_mean:.3f}{spread} ({n})"
+    return text if n == cell.planned else f"{text} of {cell.planned}"
+
+
+def difference_text(cell: TableCell, baseline: str) -> str:
+    if cell.difference is None:
+        return "baseline" if cell.arm == baseline else ""
+    if cell.ci_low is None:
+        return f"{cell.difference:+.3f}"
+    return f"{cell.difference:+.3f} [{cell.ci_low:+.3f}, {cell.ci_high:+.3f}]"
+
+
+def grad_norm_text(cell: TableCell) -> str:
+    if cell.grad_norm_median is None:
+        return ""
+    return f"|g| {cell.grad_norm_median:.2f} ({cell.grad_norm_max:.1f})"
+
+
+def _grid(table: AblationTable) -> tuple[list[str], list[list[str]]]:
+    """Headings, and one row of text an arm: what it is, its parameters, then one entry a column."""
+    head = ["arm", "parameters", *(column_title(c) or "all seeds" for c in table.columns)]
+    rows = []
+    for arm, what in table.arms.items():
+        count = f"{what['parameters']:,}" if what["parameters"] is not None else "–"
+        cells = [table.cell(arm, column) for column in table.columns]
+        lines = [(loss_text(c), difference_text(c, table.baseline), grad_norm_text(c)) for c in cells]
+        rows.append([f"{arm}\n{what['formula']}", count, *("\n".join(filter(None, x)) for x in lines)])
+    return head, rows
+
+
+def to_rich(table: AblationTable) -> RichTable:
+    head, rows = _grid(table)
+    rich = RichTable(title=table.question or None, box=box.SIMPLE_HEAD, title_style="bold", pad_edge=False)
+    for i, title in enumerate(head):
+        rich.add_column(Text(title), justify="left" if i == 0 else "right", no_wrap=True)
+    for row in rows:
+        rich.add_row(*map(Text, row), end_section=True)
+    rich.caption = Text("\n".join([LEGEND, *table.notes]))
+    rich.caption_justify = "left"
+    return rich
+
+
+def to_markdown(table: AblationTable) -> str:
+    head, rows = _grid(table)
+
+    def line(entries: Sequence[str]) -> str:
+        safe = (e.replace("|", "\\|").replace("\n", "<br>") for e in entries)
+        return f"| {' | '.join(safe)} |"
+
+    rule = line([":--" if i == 0 else "--:" for i in range(len(head))])
+    title = [f"**{table.question}**", ""] if table.question else []
+    return "\n".join([*title, line(head), rule, *map(line, rows), "", *(f"- {n}" for n in (LEGEND, *table.notes)), ""])
+
+
+def to_json(table: AblationTable) -> str:
+    return json.dumps(asdict(table), indent=2, default=_plain) + "\n"
+
+
+def to_csv(table: AblationTable) -> str:
+    """Long: one line an arm and column, every number unrounded."""
+    out = io.StringIO()
+    rows = []
+    for cell in table.cells:
+        values = asdict(cell)
+        column, tuned = values.pop("column"), values.pop("tuned")
+        values["signatures"] = " ".join(values["signatures"])
+        rows.append({"arm": values.pop("arm"), **column, **tuned, **values})
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def _plain(value: Any) -> Any:
+    """JSON for what pandas hands out: numpy scalars."""
+    return value.item()

@@ -1,0 +1,206 @@
+"""One run, top to bottom: recorded config -> data -> model -> Trainer -> summary.
+
+`execute` is the one job that every pool carries: it takes a run's folder and nothing else that matters.
+"""
+
+import logging
+import os
+import statistics
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as L
+import torch
+from lightning.fabric.plugins.environments import LightningEnvironment
+
+from andrea_exp import accounting, data, ops
+from andrea_exp.config import Device, RunConfig, as_dict
+from andrea_exp.lit import LitGPT
+from andrea_exp.model import GPT
+from andrea_exp.record import (
+    Lease,
+    Status,
+    load_config,
+    provenance,
+    read_metrics,
+    start_over,
+    write_json,
+)
+from andrea_exp.sweep.pool import HELD_ELSEWHERE
+from andrea_exp.watch import Watch
+
+STUCK = 0.99  # of the training unigram model's loss
+SPIKE_SD = 7.0
+SPIKE_WINDOW = 100
+
+
+def execute(folder: Path, corpus: Path, threads: int) -> None:
+    """Runs the config recorded in `folder` on the prepared `corpus`, and leaves a summary whatever happens.
+
+    Ends the process: 0 done or diverged, 1 failed, 75 another process holds the run.
+    """
+    _own_output(folder / "log.txt")
+    torch.set_num_threads(threads)
+    try:
+        with Lease(folder):
+            start_over(folder)
+            try:
+                write_json(folder / "summary.json", train(folder, corpus))
+            except Exception:
+                (folder / "traceback.txt").write_text(traceback.format_exc())
+                write_json(folder / "summary.json", failure(traceback.format_exc().splitlines()[-1]))
+                raise
+    except BlockingIOError:
+        sys.exit(HELD_ELSEWHERE)
+
+
+def failure(reason: str, status: Status = Status.failed) -> dict[str, Any]:
+    """The summary of a run that has no result."""
+    return {"status": str(status), "reason": reason}
+
+
+def train(folder: Path, corpus: Path) -> dict[str, Any]:
+    """Trains one run and returns its summary."""
+    config, started = load_config(folder), time.time()
+    prepared = data.load(corpus)
+    if config.train.precision.name == "64-true":
+        torch.set_default_dtype(torch.float64)
+    model = GPT(config.model, config.seed)
+    watch = Watch(config, folder)
+    trainer = _trainer(config, watch)
+    device = trainer.strategy.root_device
+    write_json(folder / "provenance.json", _provenance(config, corpus.name, device))
+    if watch.view:
+        watch.view.hyper_parameters(_flat(config), started)
+    trainer.fit(LitGPT(config, model, prepared), train_dataloaders=range(config.train.steps * config.train.accumulate))
+    watch.writer.close()
+    summary = summarise(config, read_metrics(folder), watch.unigram, watch.non_finite_step)
+    if watch.view:
+        watch.view.close(time.time(), summary["status"] == Status.done)
+    times = {"start": started, "first_step": watch.first_step_at, "end": time.time(), "training_s": watch.training_s}
+    return {**summary, "times": times, "threads": torch.get_num_threads()}
+
+
+def _trainer(config: RunConfig, watch: Watch) -> L.Trainer:
+    warnings.filterwarnings("ignore", module="lightning")
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    return L.Trainer(
+        accelerator=resolve_device(config.train.device),
+        devices=1,
+        precision=config.train.precision.name,  # type: ignore[arg-type]
+        max_steps=config.train.steps,
+        accumulate_grad_batches=config.train.accumulate,
+        callbacks=[watch],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        # A pool starts all processes of a run; Lightning's own launcher would run the command line again.
+        plugins=[LightningEnvironment()],
+    )
+
+
+def resolve_device(requested: Device) -> str:
+    if requested is Device.auto:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return requested.name
+
+
+def summarise(
+    config: RunConfig, rows: list[dict[str, Any]], unigram: float, non_finite_step: int | None
+) -> dict[str, Any]:
+    """How a run ended, from its metrics: a status, and the numbers that tables are made of."""
+    validated = [r for r in rows if "val/loss" in r]
+    first, last = validated[0], validated[-1]
+    divergence = _divergence(first["val/loss"], last["val/loss"], unigram, rows[-1]["step"], non_finite_step)
+    trained = [r for r in rows if "train/loss" in r]
+    norms = [r["grad_norm/total"] for r in trained if r["grad_norm/total"] is not None]
+    ended = last if divergence is None or divergence["kind"] != "non-finite" else {}
+    return {
+        "status": str(Status.done if divergence is None else Status.diverged),
+        "diverged": divergence,
+        "steps": rows[-1]["step"],
+        "tokens": rows[-1]["tokens"],
+        "val/loss": ended.get("val/loss"),
+        "val/loss_stderr": ended.get("val/loss_stderr"),
+        "val/bits_per_byte": ended.get("val/bits_per_byte"),
+        "val/loss_start": first["val/loss"],
+        "unigram_loss": unigram,
+        "train/loss": trained[-1]["train/loss"] if trained else None,
+        "grad_norm/median": statistics.median(norms) if norms else None,
+        "grad_norm/max": max(norms, default=None),
+        "clip/fraction": _mean([r["clip/fraction"] for r in trained if "clip/fraction" in r]),
+        "spikes": spikes([r["train/loss"] for r in trained if r["train/loss"] is not None]),
+        "tokens_per_s": statistics.median(r["tokens_per_s"] for r in trained) if trained else None,
+        "memory_mb": max((r["memory_mb"] for r in trained), default=None),
+        "parameters": accounting.parameters(config.model),
+        "flops_per_token": accounting.flops_per_token(config.model),
+    }
+
+
+def _divergence(
+    start: float, end: float | None, unigram: float, last_step: int, non_finite_step: int | None
+) -> dict[str, Any] | None:
+    """Why a run counts as diverged, or None. The three kinds of the protocol, worst first."""
+    if non_finite_step is not None or end is None:
+        return {"kind": "non-finite", "step": non_finite_step or last_step}
+    if end > start:
+        return {"kind": "above start", "step": last_step}
+    if end > STUCK * unigram:
+        return {"kind": "stuck", "step": last_step}
+    return None
+
+
+def spikes(losses: list[float]) -> int:
+    """How many losses lie 7 standard deviations or more above the mean of the hundred before them."""
+    count = 0
+    for i in range(SPIKE_WINDOW, len(losses)):
+        before = losses[i - SPIKE_WINDOW : i]
+        count += losses[i] > statistics.fmean(before) + SPIKE_SD * statistics.pstdev(before)
+    return count
+
+
+def _mean(values: list[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _flat(config: RunConfig) -> dict[str, Any]:
+    sections = as_dict(config)
+    names = ("model", "data", "optim", "train")
+    return {f"{s}.{k}": v for s in names for k, v in sections[s].items()} | {"seed": config.seed}
+
+
+def _provenance(config: RunConfig, fingerprint: str, device: torch.device) -> dict[str, Any]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
+    return provenance(
+        config,
+        fingerprint,
+        device={"type": device.type, "name": name},
+        threads=torch.get_num_threads(),
+        tf32=torch.backends.cuda.matmul.allow_tf32,
+        ops=ops.implementation(config.ops.impl.name),
+    )
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return "cpu"
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "cpu")
+
+
+def _own_output(path: Path) -> None:
+    """Everything the process prints, from C too, goes to the run's own log."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(log, stream.fileno())
+    os.close(log)
+
+

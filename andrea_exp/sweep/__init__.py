@@ -1,0 +1,1 @@
+"""Which runs answer a question, running them, and watching them."""

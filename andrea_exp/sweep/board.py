@@ -1,0 +1,176 @@
+"""How a sweep stands, from the records alone: as data, as a live table, as a line."""
+
+import statistics
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from andrea_exp.record import Status, last_metrics, read_json, run_folder, status
+from andrea_exp.sweep.plan import Cell, Plan
+
+COLOUR = {
+    Status.done: "green",
+    Status.diverged: "magenta",
+    Status.failed: "red",
+    Status.interrupted: "yellow",
+    Status.running: "cyan",
+    Status.missing: "dim",
+}
+
+
+@dataclass(frozen=True)
+class RunState:
+    """One cell as its records show it now."""
+
+    label: str
+    signature: str
+    status: Status
+    step: int
+    steps: int
+    loss: float | None
+    tokens_per_s: float | None
+    seconds_left: float | None  # of a running run, at its present speed
+    note: str
+
+
+@dataclass(frozen=True)
+class Board:
+    name: str
+    runs: list[RunState]
+    waiting: int
+    seconds_left: float | None
+    slots: int
+
+    @property
+    def counts(self) -> Counter[Status]:
+        return Counter(r.status for r in self.runs)
+
+    def as_json(self) -> dict[str, Any]:
+        counts = {str(s): n for s, n in self.counts.items()}
+        return {**asdict(self), "counts": counts}
+
+
+class Reader:
+    """Reads boards one after another; a finished run is read once."""
+
+    def __init__(self, records: Path, slots: int) -> None:
+        self.records, self.slots = records, slots
+        self._finished: dict[str, RunState] = {}
+
+    def read(self, plan: Plan) -> Board:
+        runs = [self._state(cell) for cell in plan.cells]
+        return Board(plan.name, runs, plan.waiting, _seconds_left(plan, runs, self.slots), self.slots)
+
+    def _state(self, cell: Cell) -> RunState:
+        if cell.signature in self._finished:
+            return self._finished[cell.signature]
+        folder = run_folder(self.records, cell.signature)
+        state, steps = status(folder), cell.config.train.steps
+        row = last_metrics(folder) if state is not Status.missing else {}
+        summary = (read_json(folder / "summary.json") or {}) if state is not Status.running else {}
+        step, speed = int(row.get("step", 0)), row.get("tokens_per_s")
+        per_step = cell.config.train.batch_size * cell.config.model.seq_len
+        found = RunState(
+            label=cell.label,
+            signature=cell.signature,
+            status=state,
+            step=step,
+            steps=steps,
+            loss=summary.get("val/loss") or row.get("train/loss", row.get("val/loss")),
+            tokens_per_s=summary.get("tokens_per_s") or speed,
+            seconds_left=(steps - step) * per_step / speed if state is Status.running and speed else None,
+            note=_note(summary),
+        )
+        if state.finished:
+            self._finished[cell.signature] = found
+        return found
+
+
+def _note(summary: dict[str, Any]) -> str:
+    diverged = summary.get("diverged")
+    if diverged:
+        return f"{diverged['kind']} at step {diverged['step']}"
+    return summary.get("reason", "")
+
+
+def _seconds_left(plan: Plan, runs: list[RunState], slots: int) -> float | None:
+    """Tokens still to train over the speed of the runs seen so far, shared among the slots."""
+    speeds = [r.tokens_per_s for r in runs if r.tokens_per_s]
+    if not speeds:
+        return None
+    left, seen = 0.0, set()
+    for cell, run in zip(plan.cells, runs, strict=True):
+        if not run.status.finished and run.status is not Status.failed and run.signature not in seen:
+            left += (run.steps - run.step) * cell.config.train.batch_size * cell.config.model.seq_len
+            seen.add(run.signature)
+    return left / (statistics.median(speeds) * min(slots, max(1, len(seen))))
+
+
+def clock(seconds: float | None) -> str:
+    """Seconds as 0:07, 12:34 or 1:02:03."""
+    if seconds is None:
+        return "-:--"
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"
+
+
+def line(board: Board) -> str:
+    """The board in one line, for logs."""
+    counts = ", ".join(f"{board.counts[s]} {s}" for s in Status if board.counts[s])
+    now = ", ".join(
+        f"{r.label} {r.step}/{r.steps}" + (f" loss {r.loss:.3f}" if r.loss is not None else "")
+        for r in board.runs
+        if r.status is Status.running
+    )
+    return f"{time.strftime('%H:%M:%S')} {board.name}: {counts}; {clock(board.seconds_left)} left" + (
+        f"; now {now}" if now else ""
+    )
+
+
+def render(board: Board, most: int | None = None) -> RenderableType:
+    """The board as a table of at most `most` runs: running and failed ones first, then the latest finished."""
+    finished = sum(r.status.finished for r in board.runs)
+    counts = Text(", ").join(Text(f"{board.counts[s]} {s}", COLOUR[s]) for s in Status if board.counts[s])
+    head = Table.grid(padding=(0, 2))
+    head.add_row(
+        Text(board.name, "bold"),
+        ProgressBar(max(1, len(board.runs)), finished, width=30),
+        counts,
+        f"{clock(board.seconds_left)} left",
+    )
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title, justify in (("run", "left"), ("status", "left"), ("step", "right"), ("loss", "right")):
+        table.add_column(title, justify=justify)  # type: ignore[arg-type]
+    for title in ("tokens/s", "left"):
+        table.add_column(title, justify="right")
+    table.add_column("")
+    for run in _chosen(board.runs, most):
+        table.add_row(
+            escape(run.label),
+            Text(str(run.status), COLOUR[run.status]),
+            f"{run.step}/{run.steps}",
+            f"{run.loss:.3f}" if run.loss is not None else "",
+            f"{run.tokens_per_s:,.0f}" if run.tokens_per_s else "",
+            clock(run.seconds_left) if run.seconds_left is not None else "",
+            escape(run.note),
+        )
+    rest = len(board.runs) - table.row_count
+    return Group(head, table, *([Text(f"and {rest} more", "dim")] if rest > 0 else []))
+
+
+def _chosen(runs: list[RunState], most: int | None) -> list[RunState]:
+    if most is None or len(runs) <= most:
+        return runs
+    urgent = [r for r in runs if r.status in (Status.running, Status.failed, Status.interrupted)][:most]
+    finished = [r for r in runs if r.status.finished]
+    room = most - len(urgent)
+    return urgent + (finished[-room:] if room else [])

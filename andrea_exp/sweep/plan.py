@@ -1,0 +1,186 @@
+"""A sweep's cells: the roles of its fields expanded into runs, each with its config and its signature."""
+
+import copy
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+
+from andrea_exp import data
+from andrea_exp.compose import compose, parse, set_field
+from andrea_exp.config import RunConfig, SweepConfig, as_dict, resolve, signature
+from andrea_exp.errors import UserError, did_you_mean
+
+Values = dict[str, Any]
+# (arm, column) -> the tuned values that its tuning runs choose, or None while those are not all there.
+Chooser = Callable[["Plan", str, Values], Values | None]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep and its place in the table."""
+
+    arm: str
+    column: Values  # field -> value, of the role `across`
+    tuned: Values
+    repeat: Values
+    purpose: str  # "report", or "tune" for a run that only helps to choose tuned values
+    config: RunConfig
+    fingerprint: str  # of the data
+    signature: str
+
+    @property
+    def label(self) -> str:
+        values = {**self.column, **self.tuned, **self.repeat}
+        return ",".join([self.arm, *(f"{k.split('.')[-1]}={v}" for k, v in values.items())])
+
+    @property
+    def slug(self) -> str:
+        """The label as a file name; where that needed a change, the signature keeps names apart."""
+        safe = re.sub(r"[^A-Za-z0-9._=,+-]", "_", self.label)[:120]
+        return safe if safe == self.label else f"{safe}-{self.signature[:6]}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A sweep with all its cells. `waiting` counts reported cells whose tuned values are not known yet."""
+
+    name: str
+    spec: SweepConfig
+    cells: list[Cell] = field(default_factory=list)
+    waiting: int = 0
+
+    @property
+    def arms(self) -> list[str]:
+        return list(self.spec.compare)
+
+    @property
+    def columns(self) -> list[Values]:
+        return list(_product(self.spec.across))
+
+
+def plan_sweep(overrides: Sequence[str], choose: Chooser | None = None) -> Plan:
+    """The plan of a command line such as ["sweeps=demo", "seed=0,1"]: the same words give the same cells."""
+    return plan_composed(compose(overrides), parse(overrides), choose)
+
+
+def plan_composed(composed: DictConfig, overrides: Sequence[Override], choose: Chooser | None = None) -> Plan:
+    """The plan of a composed config and the overrides that it was composed with. Raises UserError."""
+    base = copy.deepcopy(composed)
+    OmegaConf.set_struct(base, False)
+    name = OmegaConf.select(base, "hydra.runtime.choices.sweeps") or "adhoc"
+    spec: SweepConfig | None = None if base.sweep is None else OmegaConf.to_object(base.sweep)  # type: ignore[assignment]
+    base.sweep = None
+    base.pop("hydra", None)
+    OmegaConf.set_struct(base, True)
+    swept = {o.get_key_element(): _sweep_values(o) for o in overrides if o.is_sweep_override()}
+    if spec is None:
+        return _expand("adhoc", base, _ad_hoc(swept), choose)
+    fixed = {o.get_key_element(): [o.value()] for o in overrides if not o.is_sweep_override()}
+    return _expand(name, base, _narrow(spec, name, swept, fixed), choose)
+
+
+def _sweep_values(override: Override) -> list[Any]:
+    if not override.is_discrete_sweep():
+        raise UserError(f"{override.input_line}: an interval has no values to run; list them")
+    return [str(v) if isinstance(v, str) else v for v in override.sweep_iterator()]
+
+
+def _ad_hoc(swept: Mapping[str, list[Any]]) -> SweepConfig:
+    """Roles of a plain `-m a=1,2 b=3,4 seed=0,1`: the first field is compared, others go across, seeds repeat."""
+    axes = {k: v for k, v in swept.items() if k != "seed"}
+    compared = next(iter(axes), None)
+    arms = {str(v): {compared: v} for v in axes.pop(compared)} if compared else {"run": {}}
+    if compared and len(arms) < len(swept[compared]):
+        raise UserError(f"{compared}: the same value twice")
+    repeat = {"seed": swept["seed"]} if "seed" in swept else {}
+    return SweepConfig("", next(iter(arms)), arms, axes, {}, repeat)
+
+
+def _narrow(
+    spec: SweepConfig, name: str, swept: Mapping[str, list[Any]], fixed: Mapping[str, list[Any]]
+) -> SweepConfig:
+    """A sweep file's spec with the command line's values in place of a role's own."""
+    compared = {key for arm in spec.compare.values() for key in arm}
+    roles = {"across": dict(spec.across), "repeat": dict(spec.repeat)}
+    for key, values in {**fixed, **swept}.items():
+        role = next((r for r, fields in roles.items() if key in fields), None)
+        if role:
+            roles[role][key] = values
+        elif key in compared:
+            raise UserError(f"{key}: sweep {name} varies it from arm to arm; change sweep.compare instead")
+        elif key in spec.tune:
+            raise UserError(f"{key}: sweep {name} tunes it; change sweep.tune instead")
+        elif key in swept:
+            raise UserError(
+                f"{key}: swept, but it has no role in sweep {name} (its roles cover "
+                f"{', '.join(sorted(compared | set(spec.across) | set(spec.tune) | set(spec.repeat)))})"
+            )
+    return SweepConfig(spec.question, spec.baseline, spec.compare, roles["across"], spec.tune, roles["repeat"])
+
+
+def _check_roles(spec: SweepConfig, name: str) -> None:
+    compared = {key for arm in spec.compare.values() for key in arm}
+    if not spec.compare:
+        raise UserError(f"sweep {name}: compares no arms")
+    if spec.baseline not in spec.compare:
+        raise UserError(
+            f"sweep {name}: baseline={spec.baseline} is no arm; {did_you_mean(spec.baseline, spec.compare)}"
+        )
+    roles = {"compare": compared, "across": set(spec.across), "tune": set(spec.tune), "repeat": set(spec.repeat)}
+    for (one, first), (other, second) in itertools.combinations(roles.items(), 2):
+        shared = first & second - ({"seed"} if (one, other) == ("tune", "repeat") else set())
+        if shared:
+            raise UserError(f"sweep {name}: {', '.join(sorted(shared))} has two roles, {one} and {other}")
+    for role in (spec.across, spec.tune, spec.repeat):
+        for key, values in role.items():
+            if not values or len({json.dumps(v) for v in values}) < len(values):
+                raise UserError(f"sweep {name}: {key} has {'a value twice' if values else 'no values'}")
+    if spec.tune and not set(spec.tune.get("seed", [])).isdisjoint(spec.repeat.get("seed", [])):
+        raise UserError(f"sweep {name}: a seed that tunes must not be reported; give tune.seed other seeds")
+    if spec.tune and "seed" not in spec.tune:
+        raise UserError(f"sweep {name}: tunes without seeds of its own; add tune.seed")
+
+
+def _expand(name: str, base: DictConfig, spec: SweepConfig, choose: Chooser | None) -> Plan:
+    _check_roles(spec, name)
+    swept = frozenset(
+        {key for arm in spec.compare.values() for key in arm} | set(spec.across) | set(spec.tune) | set(spec.repeat)
+    )
+
+    def cell(arm: str, column: Values, tuned: Values, repeat: Values, purpose: str) -> Cell:
+        config = copy.deepcopy(base)
+        for key, value in {**spec.compare[arm], **column, **tuned, **repeat}.items():
+            set_field(config, key, value)
+        run = resolve(config, swept)
+        known = json.dumps(as_dict(run.data))
+        if known not in fingerprints:
+            fingerprints[known] = data.fingerprint(run.data)
+        shared = fingerprints[known]
+        return Cell(arm, column, tuned, repeat, purpose, run, shared, signature(run, shared))
+
+    fingerprints: dict[str, str] = {}
+    plan, waiting = Plan(name, spec), 0
+    grid = {k: v for k, v in spec.tune.items() if k != "seed"}
+    for arm, column in itertools.product(spec.compare, _product(spec.across)):
+        if grid:
+            for tuned, seed in itertools.product(_product(grid), spec.tune["seed"]):
+                plan.cells.append(cell(arm, column, tuned, {"seed": seed}, "tune"))
+    for arm, column in itertools.product(spec.compare, _product(spec.across)):
+        best = choose(plan, arm, column) if grid and choose else {}
+        for repeat in _product(spec.repeat):
+            if best is None or (grid and not choose):
+                waiting += 1
+            else:
+                plan.cells.append(cell(arm, column, best, repeat, "report"))
+    return Plan(name, spec, plan.cells, waiting)
+
+
+def _product(values: Mapping[str, Sequence[Any]]) -> Iterator[Values]:
+    for combination in itertools.product(*values.values()):
+        yield dict(zip(values, combination, strict=True))

@@ -1,0 +1,143 @@
+"""One sweep from its plan to its table: run what is missing, show it, say what came out."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.live import Live
+
+from andrea_exp import data
+from andrea_exp.compose import check_overrides, parse
+from andrea_exp.config import Device, PoolConfig
+from andrea_exp.errors import UserError
+from andrea_exp.record import Status, open_run, run_folder, status
+from andrea_exp.results.choose import choose_tuned
+from andrea_exp.sweep import board
+from andrea_exp.sweep.plan import Cell, Plan, plan_composed
+from andrea_exp.sweep.pool import Job, run_jobs, slots_of, warm_up
+
+LINE_EVERY_S = 60.0
+
+
+def run_sweep(composed: DictConfig, overrides: Sequence[str]) -> None:
+    """Runs every missing cell of a composed sweep, then prints its table.
+
+    Ends the process with 1 where a run failed, and with 130 on Ctrl-C. Raises UserError for bad input.
+    """
+    check_overrides(overrides)
+    records, console = Path(composed.records), Console()
+    parsed = parse(overrides)
+
+    def planned() -> Plan:
+        return plan_composed(composed, parsed, choose_tuned(records))
+
+    plan = planned()
+    pool = plan.cells[0].config.pool
+    try:
+        while True:
+            missing = _missing(plan, records)
+            if missing:
+                _run_missing(plan, missing, records, pool, console)
+            link_views(plan, records)
+            done, plan = plan, planned()
+            if len(plan.cells) == len(done.cells):
+                break
+    except KeyboardInterrupt:
+        console.print("stopped; the same command goes on with what is missing")
+        sys.exit(130)
+    from andrea_exp.results.report import write_report
+
+    write_report(plan, records, overrides, console)
+    sys.exit(_report_failures(plan, records, console))
+
+
+def _missing(plan: Plan, records: Path) -> list[Cell]:
+    """Cells left to run, each signature once."""
+    cells = {c.signature: c for c in plan.cells}
+    return [c for c in cells.values() if not status(run_folder(records, c.signature)).finished]
+
+
+def _run_missing(plan: Plan, cells: list[Cell], records: Path, pool: PoolConfig, console: Console) -> None:
+    _require_devices(cells)
+    warm_up()
+    jobs = []
+    with console.status("preparing the corpus"):
+        for cell in cells:
+            corpus = data.prepare(cell.config.data, records / "corpora", cell.config.model.seq_len)
+            jobs.append(Job(open_run(records, cell.config, cell.fingerprint), corpus, pool.threads))
+    link_views(plan, records)
+    slots = slots_of(pool)
+    finished = len({c.signature for c in plan.cells}) - len(cells)
+    console.print(
+        f"{plan.name}: {len(cells)} runs to do"
+        + (f", {finished} already there" if finished else "")
+        + f"; {min(slots, len(cells))} at once, {pool.threads} thread each, records in {records}/"
+    )
+    reader = board.Reader(records, slots)
+    with _display(console, lambda: reader.read(plan)) as tick:
+        run_jobs(jobs, slots, tick)
+
+
+def _require_devices(cells: list[Cell]) -> None:
+    trains = [c.config.train for c in cells]
+    wants_gpu = any(t.device is Device.cuda or t.precision.name == "fp16-mixed" for t in trains)
+    if wants_gpu:
+        import torch  # seconds, so only where the answer matters
+
+        if not torch.cuda.is_available():
+            raise UserError("train.device: there is no CUDA GPU here (fp16-mixed needs one too); use device=cpu")
+
+
+@contextmanager
+def _display(console: Console, read: Callable[[], board.Board]) -> Any:
+    """Yields the pool's `tick`: a live table on a terminal, a line a minute elsewhere."""
+    if console.is_terminal:
+        with Live(console=console, auto_refresh=False, transient=False) as live:
+
+            def show() -> None:
+                live.update(board.render(read(), most=max(5, console.height - 6)), refresh=True)
+
+            yield show
+            show()
+        return
+    last = time.monotonic()
+
+    def print_line() -> None:
+        nonlocal last
+        if time.monotonic() - last >= LINE_EVERY_S:
+            console.print(board.line(read()), markup=False, highlight=False, soft_wrap=True)
+            last = time.monotonic()
+
+    yield print_line
+    console.print(board.line(read()), markup=False, highlight=False, soft_wrap=True)
+
+
+def link_views(plan: Plan, records: Path) -> Path:
+    """Readable names for TensorBoard: a folder of links to the event files of exactly this plan's runs."""
+    folder = records / "tensorboard" / plan.name
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = {cell.slug: run_folder(records, cell.signature) / "tensorboard" for cell in plan.cells}
+    for link in folder.iterdir():
+        if link.is_symlink() and link.name not in wanted:
+            link.unlink()
+    for name, target in wanted.items():
+        link, relative = folder / name, Path("../..") / target.relative_to(records)
+        if link.is_symlink() and link.readlink() == relative:
+            continue
+        link.unlink(missing_ok=True)
+        link.symlink_to(relative)
+    return folder
+
+
+def _report_failures(plan: Plan, records: Path, console: Console) -> int:
+    failed = [c for c in plan.cells if status(run_folder(records, c.signature)) is Status.failed]
+    for cell in failed:
+        folder = run_folder(records, cell.signature)
+        note = (folder / "traceback.txt") if (folder / "traceback.txt").exists() else (folder / "log.txt")
+        console.print(f"failed: {cell.label}; see {note}", markup=False, soft_wrap=True)
+    return 1 if failed else 0

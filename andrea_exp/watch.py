@@ -1,0 +1,156 @@
+"""The callback that writes what a run shows: one row a logged step, validation and diagnosis included."""
+
+import math
+import resource
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as L
+import torch
+from torch import Tensor
+
+from andrea_exp.config import RunConfig
+from andrea_exp.data.batches import unigram_loss, val_batch
+from andrea_exp.diagnostics import Metrics, diagnose
+from andrea_exp.lit import LitGPT
+from andrea_exp.record import MetricsWriter
+from andrea_exp.tensorboard_view import View
+
+DIAGNOSIS_WINDOWS = 16
+
+
+class Watch(L.Callback):
+    """Measures at steps, never at batches: `step` counts optimizer steps done, 0 is the untrained model."""
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        self.config = config
+        self.writer = MetricsWriter(folder)
+        self.view = View(folder) if config.tensorboard else None
+        self.non_finite_step: int | None = None
+        self.first_step_at: float | None = None  # wall time when the first training step began
+        self.training_s = 0.0
+        self._logged_step, self._since = 0, 0.0
+        self._before: list[Tensor] | None = None
+        self._val: tuple[Tensor, Tensor] | None = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        lit = _lit(pl_module)
+        ids = val_batch(lit.prepared, self.config.data.val_windows, self.config.model.seq_len)
+        tokens, targets = (torch.from_numpy(a).to(lit.device) for a in ids)
+        self._val = (tokens, targets)
+        self.val_bytes = int(lit.prepared.token_bytes[ids[1]].sum())
+        self.unigram = unigram_loss(lit.prepared, ids[1])
+        self._write(trainer, {"step": 0, "tokens": 0, **self._validate(lit), **self._diagnose(lit, 0)})
+        self.first_step_at = time.time()
+        self._since = time.perf_counter()
+
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        if self._diagnosed(trainer.global_step + 1):
+            self._before = [p.detach().clone() for p in _lit(pl_module).model.parameters()]
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if (batch_idx + 1) % self.config.train.accumulate:
+            return
+        c, step, lit = self.config, trainer.global_step, _lit(pl_module)
+        if step % c.log.every and step != c.train.steps and not self._diagnosed(step) and not self._validated(step):
+            return
+        now = time.perf_counter()
+        row = self._training_row(lit, step, now - self._since)
+        self.training_s += now - self._since
+        if self.non_finite_step is None:
+            if self._validated(step):
+                row |= self._validate(lit)
+            row |= self._diagnose(lit, step)
+        else:
+            trainer.should_stop = True
+        self._write(trainer, row)
+        self._logged_step, self._since = step, time.perf_counter()
+
+    def _training_row(self, lit: LitGPT, step: int, seconds: float) -> Metrics:
+        c = self.config
+        losses = torch.stack(lit.losses).view(-1, c.train.accumulate).mean(1)
+        values = losses.tolist()
+        bad = [i for i, loss in enumerate(values) if not math.isfinite(loss)]
+        if bad:
+            self.non_finite_step = self._logged_step + 1 + bad[0]
+        per_step = c.train.batch_size * c.model.seq_len
+        row: Metrics = {
+            "step": step,
+            "tokens": step * per_step,
+            "train/loss": sum(values) / len(values),
+            "lr": lit.optimizers().param_groups[0]["lr"],  # type: ignore[union-attr]
+            "tokens_per_s": len(values) * per_step / seconds,
+            "memory_mb": _peak_memory_mb(lit.device),
+        }
+        assert lit.grad_norms is not None
+        row |= lit.norms_of.named("grad_norm", lit.grad_norms)
+        if lit.clip_coefs:
+            coefs = torch.stack(lit.clip_coefs)
+            row["clip/coef"] = coefs[-1].item()
+            row["clip/fraction"] = (coefs < 1).float().mean().item()
+        lit.losses.clear()
+        lit.clip_coefs.clear()
+        return row
+
+    @torch.no_grad()
+    def _validate(self, lit: LitGPT) -> Metrics:
+        """Mean loss on the fixed windows, its standard error over windows, and bits a byte."""
+        assert self._val is not None
+        tokens, targets = self._val
+        size = max(1, self.config.train.batch_size // self.config.train.accumulate)
+        with lit.trainer.precision_plugin.forward_context():
+            pairs = zip(tokens.split(size), targets.split(size), strict=True)
+            losses = torch.cat([lit.model.loss(x, y, reduction="none").double() for x, y in pairs])
+        windows = losses.mean(1)
+        error = windows.std() / math.sqrt(len(windows)) if len(windows) > 1 else torch.tensor(math.nan)
+        return {
+            "val/loss": windows.mean().item(),
+            "val/loss_stderr": error.item(),
+            "val/bits_per_byte": losses.sum().item() / math.log(2) / self.val_bytes,
+        }
+
+    def _diagnose(self, lit: LitGPT, step: int) -> Metrics:
+        if step and not self._diagnosed(step):
+            return {}
+        assert self._val is not None
+        tokens, targets = (t[:DIAGNOSIS_WINDOWS] for t in self._val)
+        metrics = diagnose(lit.model, tokens, targets)
+        if self._before is not None:
+            after = list(lit.model.parameters())
+            moved = lit.norms_of([a.detach() - b for a, b in zip(after, self._before, strict=True)])
+            size = lit.norms_of([a.detach() for a in after])
+            metrics |= lit.norms_of.named("update/ratio", moved / size.clamp(min=1e-30))
+            self._before = None
+        if step:  # the row already holds the norms of the step's own gradients
+            metrics = {k: v for k, v in metrics.items() if not k.startswith("grad_norm/")}
+        return metrics
+
+    def _diagnosed(self, step: int) -> bool:
+        every = self.config.log.diagnose_every
+        return bool(every) and (step % every == 0 or step == self.config.train.steps)
+
+    def _validated(self, step: int) -> bool:
+        return step % self.config.log.validate_every == 0 or step == self.config.train.steps
+
+    def _write(self, trainer: L.Trainer, row: Mapping[str, float]) -> None:
+        if trainer.is_global_zero:
+            self.writer.write(dict(row))
+            if self.view:
+                self.view.write(dict(row), time.time())
+
+
+def _lit(module: L.LightningModule) -> LitGPT:
+    assert isinstance(module, LitGPT)
+    return module
+
+
+def _peak_memory_mb(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -1,0 +1,35 @@
+"""The one Hydra plug-in: a sweeper that composes once and hands cells to a pool, and where sweeps are found."""
+
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+from andrea_exp import ROOT
+
+
+class AndreaSearchPath(SearchPathPlugin):
+    """Makes `sweeps=NAME` an ordinary config group: the project's sweeps/, then one in the current folder."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for folder in dict.fromkeys((ROOT, Path.cwd())):
+            search_path.append("andrea-exp", folder.as_uri())
+
+
+class AndreaSweeper(Sweeper):
+    """Expands `-m a=1,2` and a sweep file's roles into cells, and runs those that are missing."""
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        self.config, self.hydra_context, self.task_function = config, hydra_context, task_function
+
+    def sweep(self, arguments: list[str]) -> Any:
+        # Imported late: Hydra loads every plug-in whenever it starts, for `--help` too.
+        from andrea_exp.sweep.session import run_sweep
+
+        return run_sweep(self.config, arguments)
