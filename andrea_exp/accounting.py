@@ -1,15 +1,6 @@
-"""Counts from a config alone: parameters and FLOPs, exact, on the meta device."""
-
-import torch
+"""Counts from a config alone."""
 
 from andrea_exp.config import ModelConfig
-from andrea_exp.model import GPT
-
-
-def parameters(config: ModelConfig) -> int:
-    """Number of trainable values, a tied head counted once."""
-    with torch.device("meta"):
-        return sum(p.numel() for p in GPT(config).parameters())
 
 
 def flops_per_token(config: ModelConfig) -> int:

@@ -185,7 +185,10 @@ CONDITIONAL = (
     Conditional("model.eps", "model.norm_placement", _has_norm, _fixed(1e-5)),
     Conditional("model.rope_theta", "model.position", lambda c: c.model.position is Position.rope, _fixed(1e4)),
     Conditional(
-        "optim.min_lr_ratio", "optim.schedule", lambda c: c.optim.schedule is not Schedule.constant, _fixed(0.1)
+        "optim.min_lr_ratio",
+        "optim.schedule",
+        lambda c: c.optim.schedule is not Schedule.constant,
+        _fixed(0.1),
     ),
     Conditional("optim.decay_fraction", "optim.schedule", lambda c: c.optim.schedule is Schedule.wsd, _fixed(0.2)),
 )
@@ -338,8 +341,7 @@ def _check_train(c: RunConfig) -> None:
     )
     _require(
         t.precision.name != "fp16-mixed" or t.device is not Device.cpu,
-        "train.precision=fp16-mixed needs a GPU (on a CPU it would silently become bf16); "
-        "use 32-true or bf16-mixed",
+        "train.precision=fp16-mixed needs a GPU (on a CPU it would silently become bf16); use 32-true or bf16-mixed",
     )
 
 

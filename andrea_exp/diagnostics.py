@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from andrea_exp.model import GPT
+from andrea_exp.model.gpt import Block
 
 Metrics = dict[str, float]
 
@@ -27,6 +28,10 @@ class Taps:
     attention_reads: list[Tensor] = field(default_factory=list)
     hidden: list[Tensor] = field(default_factory=list)  # (B, T, F), after the activation
     last_stream: Tensor | None = None
+
+
+def blocks_of(model: GPT) -> list[Block]:
+    return [block for block in model.trunk.blocks if isinstance(block, Block)]
 
 
 def block_name(model: GPT, index: int) -> str:
@@ -79,7 +84,7 @@ def diagnose(model: GPT, tokens: Tensor, targets: Tensor) -> Metrics:
     norms = GroupNorms(model)
     metrics = norms.named("grad_norm", norms(parameter_grads))
     with torch.no_grad():
-        for index, block in enumerate(model.trunk.blocks):
+        for index, block in enumerate(blocks_of(model)):
             name = block_name(model, index)
             metrics |= _stream_metrics(name, taps.streams[2 * index], stream_grads[2 * index])
             for offset, branch in enumerate(("attn", "mlp")):
@@ -105,7 +110,7 @@ def _tapped(model: GPT) -> Iterator[Taps]:
         return lambda _module, args: kept.append(args[0])
 
     handles = []
-    for block in model.trunk.blocks:
+    for block in blocks_of(model):
         handles += [j.register_forward_hook(at_junction) for j in (block.attn_junction, block.mlp_junction)]
         handles.append(block.attn.register_forward_pre_hook(keep_input(taps.attention_reads)))
         handles.append(block.mlp.down_proj.register_forward_pre_hook(keep_input(taps.hidden)))

@@ -1,11 +1,11 @@
 """A run's folder: files that no crash can spoil, and the only thing that results are read from.
 
-    records/runs/<signature>/
-        config.json      the resolved config            identity.json    what the signature hashes
-        metrics.jsonl    one line a logged step         summary.json     how it ended, by rename
-        provenance.json  where it ran, with what        lease.json       who runs it now; touched as a heartbeat
-        log.txt          what the process printed       traceback.txt    where it failed
-        tensorboard/     a view of metrics.jsonl
+records/runs/<signature>/
+    config.json      the resolved config            identity.json    what the signature hashes
+    metrics.jsonl    one line a logged step         summary.json     how it ended, by rename
+    provenance.json  where it ran, with what        lease.json       who runs it now; touched as a heartbeat
+    log.txt          what the process printed       traceback.txt    where it failed
+    tensorboard/     a view of metrics.jsonl
 """
 
 import json
@@ -33,7 +33,13 @@ from andrea_exp.errors import UserError
 
 HEARTBEAT_S = 5.0
 STALE_S = 60.0
-ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "SLURM_JOB_ID", "TRITON_INTERPRET")
+ENVIRONMENT = (
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "SLURM_JOB_ID",
+    "TRITON_INTERPRET",
+)
 PACKAGES = ("torch", "lightning", "hydra-core", "omegaconf", "numpy", "tokenizers", "andrea-exp")
 
 
@@ -159,9 +165,7 @@ class Lease:
         with _guard(self.path.with_name(".lease.guard")):
             if lease_holder(self.path.parent) is not None:
                 raise BlockingIOError(f"{self.path}: held")
-            write_json(
-                self.path, {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}
-            )
+            write_json(self.path, {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()})
         threading.Thread(target=self._beat, daemon=True).start()
         return self
 

@@ -79,9 +79,15 @@ def train(folder: Path, corpus: Path) -> dict[str, Any]:
     trainer.fit(LitGPT(config, model, prepared), train_dataloaders=range(config.train.steps * config.train.accumulate))
     watch.writer.close()
     summary = summarise(config, read_metrics(folder), watch.unigram, watch.non_finite_step)
+    summary["parameters"] = sum(p.numel() for p in model.parameters())
     if watch.view:
         watch.view.close(time.time(), summary["status"] == Status.done)
-    times = {"start": started, "first_step": watch.first_step_at, "end": time.time(), "training_s": watch.training_s}
+    times = {
+        "start": started,
+        "first_step": watch.first_step_at,
+        "end": time.time(),
+        "training_s": watch.training_s,
+    }
     return {**summary, "times": times, "threads": torch.get_num_threads()}
 
 
@@ -138,7 +144,6 @@ def summarise(
         "spikes": spikes([r["train/loss"] for r in trained if r["train/loss"] is not None]),
         "tokens_per_s": statistics.median(r["tokens_per_s"] for r in trained) if trained else None,
         "memory_mb": max((r["memory_mb"] for r in trained), default=None),
-        "parameters": accounting.parameters(config.model),
         "flops_per_token": accounting.flops_per_token(config.model),
     }
 
@@ -202,5 +207,3 @@ def _own_output(path: Path) -> None:
         stream.flush()
         os.dup2(log, stream.fileno())
     os.close(log)
-
-

@@ -18,7 +18,7 @@ from andrea_exp.lit import LitGPT
 from andrea_exp.record import MetricsWriter
 from andrea_exp.tensorboard_view import View
 
-DIAGNOSIS_WINDOWS = 16
+DIAGNOSIS_WINDOWS = 8
 
 
 class Watch(L.Callback):

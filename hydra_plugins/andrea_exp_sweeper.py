@@ -23,13 +23,12 @@ class AndreaSearchPath(SearchPathPlugin):
 class AndreaSweeper(Sweeper):
     """Expands `-m a=1,2` and a sweep file's roles into cells, and runs those that are missing."""
 
-    def setup(
-        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
-    ) -> None:
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.config, self.hydra_context, self.task_function = config, hydra_context, task_function
 
     def sweep(self, arguments: list[str]) -> Any:
         # Imported late: Hydra loads every plug-in whenever it starts, for `--help` too.
         from andrea_exp.sweep.session import run_sweep
 
+        assert self.config is not None
         return run_sweep(self.config, arguments)

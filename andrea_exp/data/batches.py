@@ -8,9 +8,7 @@ from andrea_exp.data.prepare import Prepared
 Ids = npt.NDArray[np.int64]
 
 
-def train_batch(
-    data: Prepared, seed: int, step: int, micro: int, batch: int, seq_len: int
-) -> tuple[Ids, Ids]:
+def train_batch(data: Prepared, seed: int, step: int, micro: int, batch: int, seq_len: int) -> tuple[Ids, Ids]:
     """Inputs and targets (B, T) of one micro-batch: windows at uniformly random places of the training text."""
     starts = np.random.Generator(np.random.PCG64([seed, step, micro])).integers(
         0, len(data.train) - seq_len, size=batch

@@ -66,8 +66,8 @@ def load(folder: Path) -> Prepared:
     """Opens a prepared folder, by memory map."""
     meta = json.loads((folder / "meta.json").read_text())
     train, val = (np.memmap(folder / f"{name}.bin", dtype=meta["dtype"], mode="r") for name in ("train", "val"))
-    arrays = (np.load(folder / f"{name}.npy") for name in ("token_bytes", "unigram"))
-    return Prepared(folder, train, val, *arrays, meta)
+    token_bytes, unigram = (np.load(folder / f"{name}.npy") for name in ("token_bytes", "unigram"))
+    return Prepared(folder, train, val, token_bytes, unigram, meta)
 
 
 def split(docs: Sequence[Document], val_fraction: float) -> tuple[list[Document], list[Document]]:

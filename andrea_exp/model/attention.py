@@ -15,6 +15,8 @@ class Rope(nn.Module):
     def __init__(self, seq_len: int, d_head: int, theta: float) -> None:
         super().__init__()
         frequency = theta ** (-torch.arange(0, d_head, 2, dtype=torch.float64) / d_head)
+        self.cos: Tensor
+        self.sin: Tensor
         angle = torch.outer(torch.arange(seq_len, dtype=torch.float64), frequency).repeat(1, 2)  # (T, K)
         self.register_buffer("cos", angle.cos().float(), persistent=False)
         self.register_buffer("sin", angle.sin().float(), persistent=False)

@@ -3,12 +3,12 @@
 After each sublayer F the branch output `delta` = F(read) meets the residual `stream`; the junction gives the
 new stream and what the next sublayer reads, both (B, T, D). N is LayerNorm or RMSNorm, L the number of blocks.
 
-| placement | formula               | junction                                     | opening        | source             |
-|-----------|-----------------------|----------------------------------------------|----------------|--------------------|
-| pre       | x + F(N(x))           | s = x + delta; stream s, reads N(s)          | reads N(x)     | GPT-2              |
-| post      | N(x + F(x))           | n = N(x + delta); stream n, reads n          | reads x        | Vaswani 2017       |
-| deepnorm  | N(a x + F(x))         | n = N(a x + delta), a = (2L)^(1/4)           | reads x        | Wang 2022, table 1 |
-| none      | x + F(x)              | s = x + delta; stream s, reads s             | reads x        | control            |
+| placement | formula        | junction                             | opening    | source             |
+|-----------|----------------|--------------------------------------|------------|--------------------|
+| pre       | x + F(N(x))    | s = x + delta; stream s, reads N(s)  | reads N(x) | GPT-2              |
+| post      | N(x + F(x))    | n = N(x + delta); stream n, reads n  | reads x    | Vaswani 2017       |
+| deepnorm  | N(a x + F(x))  | n = N(a x + delta), a = (2L)^(1/4)   | reads x    | Wang 2022, table 1 |
+| none      | x + F(x)       | s = x + delta; stream s, reads s     | reads x    | control            |
 
 Under `pre` the last junction's norm is the final norm; under `post` and `deepnorm` every norm closes a sublayer.
 """
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from andrea_exp.config import ModelConfig, NormPlacement
 from andrea_exp.model.layers import Norm
+
 
 def deepnorm_alpha(n_layers: int) -> float:
     """Weight of the stream for a decoder alone. Wang et al. 2022, table 1."""
@@ -59,7 +60,7 @@ class DeepNorm(nn.Module):
 
 
 class Plain(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:  # noqa: ARG002  every junction is built from the same config
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
 
     def forward(self, stream: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:

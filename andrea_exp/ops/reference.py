@@ -19,7 +19,13 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
 
 
 def add_norm(
-    stream: Tensor, delta: Tensor, gain: Tensor, bias: Tensor | None, eps: float, kind: str, stream_scale: float
+    stream: Tensor,
+    delta: Tensor,
+    gain: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    kind: str,
+    stream_scale: float,
 ) -> tuple[Tensor, Tensor]:
     """The junction in one pass: s = stream_scale * stream + delta, and its normalised copy. Both (..., D).
 

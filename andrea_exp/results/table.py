@@ -74,7 +74,13 @@ def ablation_table(plan: Plan, records: Path) -> AblationTable:
     cells = [_cell(plan, reported, arm, column) for arm in plan.arms for column in plan.columns]
     arms = {arm: _describe(plan, frame, arm) for arm in plan.arms}
     return AblationTable(
-        plan.name, plan.spec.question, plan.spec.baseline, arms, plan.columns, cells, _notes(plan, frame, cells)
+        plan.name,
+        plan.spec.question,
+        plan.spec.baseline,
+        arms,
+        plan.columns,
+        cells,
+        _notes(plan, frame, cells),
     )
 
 

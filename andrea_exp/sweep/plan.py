@@ -132,7 +132,12 @@ def _check_roles(spec: SweepConfig, name: str) -> None:
         raise UserError(
             f"sweep {name}: baseline={spec.baseline} is no arm; {did_you_mean(spec.baseline, spec.compare)}"
         )
-    roles = {"compare": compared, "across": set(spec.across), "tune": set(spec.tune), "repeat": set(spec.repeat)}
+    roles = {
+        "compare": compared,
+        "across": set(spec.across),
+        "tune": set(spec.tune),
+        "repeat": set(spec.repeat),
+    }
     for (one, first), (other, second) in itertools.combinations(roles.items(), 2):
         shared = first & second - ({"seed"} if (one, other) == ("tune", "repeat") else set())
         if shared:

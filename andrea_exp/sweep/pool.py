@@ -11,7 +11,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from andrea_exp.config import PoolConfig
-from andrea_exp.record import Status, lease_holder, read_json, status, write_json
+from andrea_exp.record import Status, lease_holder, read_json, write_json
 
 TICK_S = 1.0
 STOP_S = 10.0
@@ -38,12 +38,13 @@ def warm_up() -> None:
     forkserver.ensure_running()
 
 
-def run_jobs(jobs: Iterable[Job], slots: int, tick: Callable[[], None], fail_fast: bool = False) -> None:
+def run_jobs(jobs: Iterable[Job], slots: int, tick: Callable[[], None]) -> None:
     """Runs every job, `slots` at once, calling `tick` about once a second; failures are left in the records.
 
     On KeyboardInterrupt running jobs are stopped and marked interrupted, and the exception goes on.
     """
-    waiting, active = deque(jobs), {}
+    waiting = deque(jobs)
+    active: dict[BaseProcess, Job] = {}
     try:
         while waiting or active:
             while waiting and len(active) < slots:
@@ -56,8 +57,6 @@ def run_jobs(jobs: Iterable[Job], slots: int, tick: Callable[[], None], fail_fas
                     waiting.append(job)
                 else:
                     _bury(job.folder, process.exitcode)
-                if fail_fast and status(job.folder) is Status.failed:
-                    waiting.clear()
             tick()
     except BaseException:
         _stop(active)
