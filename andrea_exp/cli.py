@@ -71,19 +71,15 @@ def _sweep(options: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _table(options: argparse.Namespace, overrides: list[str]) -> int:
-    from rich.console import Console
-
     from andrea_exp.results import table
     from andrea_exp.results.load import plan_of
 
     plan, records = plan_of(options.name, overrides)
     made = table.ablation_table(plan, records)
-    if not any(cell.signatures and cell.done + cell.diverged + cell.unfinished for cell in made.cells) or all(
-        c.done + c.diverged == 0 for c in made.cells
-    ):
+    if not any(cell.done + cell.diverged for cell in made.cells):
         raise UserError(f"{plan.name}: no finished runs in {records}/; run: andrea-exp sweep {options.name}")
     if options.format == "text":
-        Console().print(table.to_rich(made))
+        table.print_table(made)
     else:
         write = {"markdown": table.to_markdown, "csv": table.to_csv, "json": table.to_json}[options.format]
         print(write(made), end="")

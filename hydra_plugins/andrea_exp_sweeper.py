@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.plugins.sweeper import Sweeper
@@ -12,12 +13,29 @@ from omegaconf import DictConfig
 from andrea_exp import ROOT
 
 
+class SweepsSource(FileConfigSource):
+    """The parent of a sweeps/ folder, of which Hydra sees that folder alone.
+
+    As a plain search path each neighbour would be a config group: with a folder records/, `records=x` fails.
+    """
+
+    @staticmethod
+    def scheme() -> str:
+        return "sweeps"
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path == "" or (config_path.split("/")[0] == "sweeps" and super().is_group(config_path))
+
+    def is_config(self, config_path: str) -> bool:
+        return config_path.startswith("sweeps/") and super().is_config(config_path)
+
+
 class AndreaSearchPath(SearchPathPlugin):
     """Makes `sweeps=NAME` an ordinary config group: the project's sweeps/, then one in the current folder."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for folder in dict.fromkeys((ROOT, Path.cwd())):
-            search_path.append("andrea-exp", folder.as_uri())
+            search_path.append("andrea-exp", f"sweeps://{folder}")
 
 
 class AndreaSweeper(Sweeper):

@@ -20,13 +20,12 @@ STYLE: Any = {
     "axes.grid": True,
     "grid.alpha": 0.25,
     "font.size": 9,
-    "legend.frameon": False,
     "figure.dpi": 150,
 }
 
 
 def loss_curves(plan: Plan, records: Path) -> Figure:
-    """Training loss by step, one panel a column: the mean over seeds of an arm in a band from least to largest.
+    """Training loss by step, one panel a column: an arm's median over seeds in a band from least to largest.
 
     A step where a seed has no finite loss is drawn without that seed; the legend counts seeds.
     """
@@ -39,9 +38,9 @@ def loss_curves(plan: Plan, records: Path) -> Figure:
             if wide.empty:
                 continue
             smooth = wide.rolling(max(1, len(wide) // 60), min_periods=1).mean()
-            panel.plot(smooth.index, smooth.mean(axis=1), color=colour, label=f"{arm} (n={wide.shape[1]})")
+            panel.plot(smooth.index, smooth.median(axis=1), color=colour, label=f"{arm} (n={wide.shape[1]})")
             panel.fill_between(smooth.index, smooth.min(axis=1), smooth.max(axis=1), color=colour, alpha=0.2, lw=0)
-        panel.legend()
+    _legend(panels, "median and range of seeds")
     return figure
 
 
@@ -64,7 +63,7 @@ def gradient_norms_by_depth(plan: Plan, records: Path) -> Figure:
                 if len(mean):
                     panel.plot(mean.index, mean, line, color=colour, label=label, marker=".")
         panel.set_yscale("log")
-        panel.legend(title="dashed: step 1; solid: last")
+    _legend(panels, "dashed: step 1; solid: last")
     return figure
 
 
@@ -79,13 +78,18 @@ def save_figures(plan: Plan, records: Path, folder: Path) -> list[Path]:
 
 def _panels(plan: Plan, x: str, y: str) -> tuple[Figure, list[tuple[Values, Axes]]]:
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(4.6 * len(plan.columns), 3.6), layout="constrained")
+        figure = Figure(figsize=(1.6 + 4 * len(plan.columns), 3.4), layout="constrained")
         axes = figure.subplots(1, len(plan.columns), squeeze=False, sharey=True)[0]
     for column, panel in zip(plan.columns, axes, strict=True):
         panel.set_title(", ".join(f"{k.split('.')[-1]} = {v}" for k, v in column.items()))
         panel.set_xlabel(x)
     axes[0].set_ylabel(y)
     return figure, list(zip(plan.columns, axes, strict=True))
+
+
+def _legend(panels: list[tuple[Values, Axes]], title: str) -> None:
+    """Beside the last panel, where it covers no line."""
+    panels[-1][1].legend(title=title, frameon=False, loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
 
 
 def _pick(frame: pd.DataFrame, arm: str, column: Values) -> pd.DataFrame:

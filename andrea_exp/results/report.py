@@ -1,12 +1,13 @@
 """What a finished sweep leaves to read: table and figures in one folder, and where to look next."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from andrea_exp.results.figures import save_figures
-from andrea_exp.results.table import ablation_table, to_csv, to_json, to_markdown, to_rich
+from andrea_exp.results.table import ablation_table, print_table, to_csv, to_json, to_markdown
 from andrea_exp.sweep.plan import Plan
 
 
@@ -19,8 +20,9 @@ def write_report(plan: Plan, records: Path, overrides: Sequence[str], console: C
         (folder / f"table.{suffix}").write_text(text)
     if any(cell.done + cell.diverged for cell in table.cells):
         save_figures(plan, records, folder)
-    console.print(to_rich(table))
-    words = " ".join([plan.name if plan.name != "adhoc" else "", *(o for o in overrides if o != f"sweeps={plan.name}")])
-    console.print(f"tables and figures: {folder}/", soft_wrap=True, highlight=False, markup=False)
-    console.print(f"TensorBoard: andrea-exp tensorboard {words.strip()}", soft_wrap=True, highlight=False, markup=False)
+    print_table(table)
+    words = [plan.name] if plan.spec.question else []
+    words += [shlex.quote(o) for o in overrides if not o.startswith("sweeps=")] or ["seed=0"] * (not words)
+    for text in (f"tables and figures: {folder}/", f"TensorBoard: andrea-exp tensorboard {' '.join(words)}"):
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
     return folder

@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 from rich import box
+from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 from scipy import stats
@@ -25,6 +26,7 @@ from andrea_exp.results.load import runs_frame
 from andrea_exp.sweep.plan import Plan, Values
 
 LEAST_SEEDS = 3
+WIDE = 240
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class TableCell:
     ci_low: float | None
     ci_high: float | None
     pairs: int
-    grad_norm_median: float | None
+    grad_norm_median: float | None  # diverged runs included, while their gradients are finite
     grad_norm_max: float | None
     tokens_per_s: float | None
     signatures: list[str]
@@ -65,6 +67,10 @@ class AblationTable:
 
     def cell(self, arm: str, column: Values) -> TableCell:
         return next(c for c in self.cells if c.arm == arm and c.column == column)
+
+    def _repr_markdown_(self) -> str:
+        """How a notebook shows it."""
+        return to_markdown(self)
 
 
 def ablation_table(plan: Plan, records: Path) -> AblationTable:
@@ -113,9 +119,9 @@ def _cell(plan: Plan, reported: pd.DataFrame, arm: str, column: Values) -> Table
         loss_median=None if median is None or math.isinf(median) else median,
         bits_per_byte=_mean(done["bits_per_byte"]) if clean else None,
         **_difference(runs, base, list(plan.spec.repeat), compared=arm != plan.spec.baseline),
-        grad_norm_median=_mean(done["grad_norm_median"]),
-        grad_norm_max=_largest(done["grad_norm_max"]),
-        tokens_per_s=_mean(done["tokens_per_s"]),
+        grad_norm_median=_mean(runs["grad_norm_median"]),
+        grad_norm_max=_largest(runs["grad_norm_max"]),
+        tokens_per_s=_mean(runs["tokens_per_s"]),
         signatures=list(runs["signature"]),
     )
 
@@ -166,9 +172,10 @@ def _describe(plan: Plan, frame: pd.DataFrame, arm: str) -> dict[str, Any]:
 
 def _notes(plan: Plan, frame: pd.DataFrame, cells: list[TableCell]) -> list[str]:
     config = plan.cells[0].config
-    shared = {k: get(config, k) for k in ("model.init", "optim.lr", "train.steps") if k not in frame.columns}
+    varied = {key for arm in plan.spec.compare.values() for key in arm} | set(frame.columns)
+    shared = {k: get(config, k) for k in ("model.init", "optim.lr", "train.steps") if k not in varied}
     notes = ["all runs: " + ", ".join(f"{k}={getattr(v, 'name', v)}" for k, v in shared.items())]
-    if not plan.spec.tune and "optim.lr" not in frame.columns:
+    if "optim.lr" in shared:
         notes.append("one learning rate for all arms: a description of these runs, no claim about tuned models")
     if plan.waiting:
         notes.append(f"{plan.waiting} runs wait for the tuning runs to choose their values")
@@ -231,6 +238,12 @@ def _grid(table: AblationTable) -> tuple[list[str], list[list[str]]]:
         lines = [(loss_text(c), difference_text(c, table.baseline), grad_norm_text(c)) for c in cells]
         rows.append([f"{arm}\n{what['formula']}", count, *("\n".join(filter(None, x)) for x in lines)])
     return head, rows
+
+
+def print_table(table: AblationTable) -> None:
+    """On a terminal in its width; elsewhere as wide as the table is."""
+    console = Console()
+    (console if console.is_terminal else Console(width=WIDE)).print(to_rich(table))
 
 
 def to_rich(table: AblationTable) -> RichTable:

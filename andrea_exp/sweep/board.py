@@ -97,7 +97,7 @@ class Reader:
 def _note(summary: dict[str, Any]) -> str:
     diverged = summary.get("diverged")
     if diverged:
-        return f"{diverged['kind']} at step {diverged['step']}"
+        return f"{diverged['kind']} @{diverged['step']}"
     return summary.get("reason", "")
 
 
@@ -140,19 +140,19 @@ def render(board: Board, most: int | None = None) -> RenderableType:
     """The board as a table of at most `most` runs: running and failed ones first, then the latest finished."""
     finished = sum(r.status.finished for r in board.runs)
     counts = Text(", ").join(Text(f"{board.counts[s]} {s}", COLOUR[s]) for s in Status if board.counts[s])
-    head = Table.grid(padding=(0, 2))
+    head = Table.grid(padding=(0, 1))
     head.add_row(
         Text(board.name, "bold"),
-        ProgressBar(max(1, len(board.runs)), finished, width=30),
+        ProgressBar(max(1, len(board.runs)), finished, width=16),
         counts,
         f"{clock(board.seconds_left)} left",
     )
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title, justify in (("run", "left"), ("status", "left"), ("step", "right"), ("loss", "right")):
-        table.add_column(title, justify=justify)  # type: ignore[arg-type]
-    for title in ("tokens/s", "left"):
-        table.add_column(title, justify="right")
-    table.add_column("")
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("run", overflow="fold", min_width=min(30, max((len(r.label) for r in board.runs), default=0)))
+    table.add_column("status", no_wrap=True)
+    for title in ("step", "loss", "tokens/s", "left"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
     for run in _chosen(board.runs, most):
         table.add_row(
             escape(run.label),

@@ -79,9 +79,9 @@ def plan_composed(composed: DictConfig, overrides: Sequence[Override], choose: C
     base.pop("hydra", None)
     OmegaConf.set_struct(base, True)
     swept = {o.get_key_element(): _sweep_values(o) for o in overrides if o.is_sweep_override()}
-    if spec is None:
-        return _expand("adhoc", base, _ad_hoc(swept), choose)
     fixed = {o.get_key_element(): [o.value()] for o in overrides if not o.is_sweep_override()}
+    if spec is None:
+        return _expand("adhoc", base, _ad_hoc(swept, fixed), choose)
     return _expand(name, base, _narrow(spec, name, swept, fixed), choose)
 
 
@@ -91,11 +91,12 @@ def _sweep_values(override: Override) -> list[Any]:
     return [str(v) if isinstance(v, str) else v for v in override.sweep_iterator()]
 
 
-def _ad_hoc(swept: Mapping[str, list[Any]]) -> SweepConfig:
+def _ad_hoc(swept: Mapping[str, list[Any]], fixed: Mapping[str, list[Any]]) -> SweepConfig:
     """Roles of a plain `-m a=1,2 b=3,4 seed=0,1`: the first field is compared, others go across, seeds repeat."""
     axes = {k: v for k, v in swept.items() if k != "seed"}
     compared = next(iter(axes), None)
-    arms = {str(v): {compared: v} for v in axes.pop(compared)} if compared else {"run": {}}
+    alone = ",".join(f"{k.split('.')[-1]}={v[0]}" for k, v in fixed.items()) or "defaults"
+    arms = {str(v): {compared: v} for v in axes.pop(compared)} if compared else {alone: {}}
     if compared and len(arms) < len(swept[compared]):
         raise UserError(f"{compared}: the same value twice")
     repeat = {"seed": swept["seed"]} if "seed" in swept else {}
