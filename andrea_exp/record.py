@@ -16,6 +16,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -81,22 +82,26 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def open_run(records: Path, config: RunConfig, fingerprint: str) -> Path:
-    """The folder of a run, made if new. On a hit the stored identity must be equal, or the hash has collided.
-
-    Raises UserError where the folder cannot be written.
-    """
+    """The folder of a run, made if new. Raises UserError where the stored identity of a hit is another."""
     folder = run_folder(records, signature(config, fingerprint))
+    folder.mkdir(parents=True, exist_ok=True)
+    stored = read_json(folder / "identity.json")
+    if stored is None:
+        write_json(folder / "identity.json", identity(config, fingerprint))
+    elif stored != identity(config, fingerprint):
+        raise UserError(f"{folder}: holds another run of the same signature; move it away")
+    write_json(folder / "config.json", as_dict(config))
+    return folder
+
+
+def require_writable(records: Path) -> None:
+    """Raises UserError unless files can be made in a records folder; makes the folder."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        stored = read_json(folder / "identity.json")
-        if stored is None:
-            write_json(folder / "identity.json", identity(config, fingerprint))
-        elif stored != identity(config, fingerprint):
-            raise UserError(f"{folder}: holds another run of the same signature; move it away")
-        write_json(folder / "config.json", as_dict(config))
+        records.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=records):
+            pass
     except OSError as error:
         raise UserError(f"records={records}: cannot write there ({error.strerror})") from error
-    return folder
 
 
 def load_config(folder: Path) -> RunConfig:

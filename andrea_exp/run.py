@@ -149,12 +149,12 @@ def summarise(
 
 
 def _divergence(
-    start: float, end: float | None, unigram: float, last_step: int, non_finite_step: int | None
+    start: float | None, end: float | None, unigram: float, last_step: int, non_finite_step: int | None
 ) -> dict[str, Any] | None:
     """Why a run counts as diverged, or None. The three kinds of the protocol, worst first."""
     if non_finite_step is not None or end is None:
         return {"kind": "non-finite", "step": non_finite_step or last_step}
-    if end > start:
+    if start is not None and end > start:
         return {"kind": "above start", "step": last_step}
     if end > STUCK * unigram:
         return {"kind": "stuck", "step": last_step}

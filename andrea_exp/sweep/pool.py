@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from andrea_exp.config import PoolConfig
-from andrea_exp.record import Status, lease_holder, read_json, write_json
+from andrea_exp.record import Status, lease_holder, read_json, status, write_json
 
 TICK_S = 1.0
 STOP_S = 10.0
@@ -47,10 +48,12 @@ def run_jobs(jobs: Iterable[Job], slots: int, tick: Callable[[], None]) -> None:
     active: dict[BaseProcess, Job] = {}
     try:
         while waiting or active:
-            while waiting and len(active) < slots:
-                job = waiting.popleft()
+            while len(active) < slots and (job := _take(waiting)):
                 active[_start(job)] = job
-            connection.wait([p.sentinel for p in active], timeout=TICK_S)
+            if active:
+                connection.wait([p.sentinel for p in active], timeout=TICK_S)
+            else:
+                time.sleep(TICK_S)
             for process in [p for p in active if p.exitcode is not None]:
                 job = active.pop(process)
                 if process.exitcode == HELD_ELSEWHERE:
@@ -61,6 +64,18 @@ def run_jobs(jobs: Iterable[Job], slots: int, tick: Callable[[], None]) -> None:
     except BaseException:
         _stop(active)
         raise
+
+
+def _take(waiting: deque[Job]) -> Job | None:
+    """The first job that no other process holds; a job that another pool has done meanwhile is dropped."""
+    for _ in range(len(waiting)):
+        job = waiting.popleft()
+        state = status(job.folder)
+        if state is Status.running:
+            waiting.append(job)
+        elif not state.finished:
+            return job
+    return None
 
 
 def _start(job: Job) -> BaseProcess:

@@ -15,7 +15,7 @@ from andrea_exp import data
 from andrea_exp.compose import check_overrides, parse
 from andrea_exp.config import Device, PoolConfig
 from andrea_exp.errors import UserError
-from andrea_exp.record import Status, open_run, run_folder, status
+from andrea_exp.record import Status, open_run, require_writable, run_folder, status
 from andrea_exp.results.choose import choose_tuned
 from andrea_exp.sweep import board
 from andrea_exp.sweep.plan import Cell, Plan, plan_composed
@@ -64,12 +64,22 @@ def _missing(plan: Plan, records: Path) -> list[Cell]:
 
 def _run_missing(plan: Plan, cells: list[Cell], records: Path, pool: PoolConfig, console: Console) -> None:
     _require_devices(cells)
-    warm_up()
-    jobs = []
+    require_writable(records)
+    corpora: dict[tuple[str, int], Path] = {}
     with console.status("preparing the corpus"):
         for cell in cells:
-            corpus = data.prepare(cell.config.data, records / "corpora", cell.config.model.seq_len)
-            jobs.append(Job(open_run(records, cell.config, cell.fingerprint), corpus, pool.threads))
+            needed = (cell.fingerprint, cell.config.model.seq_len)
+            if needed not in corpora:
+                corpora[needed] = data.prepare(cell.config.data, records / "corpora", needed[1])
+    warm_up()
+    jobs = [
+        Job(
+            open_run(records, cell.config, cell.fingerprint),
+            corpora[cell.fingerprint, cell.config.model.seq_len],
+            pool.threads,
+        )
+        for cell in cells
+    ]
     link_views(plan, records)
     slots = slots_of(pool)
     finished = len({c.signature for c in plan.cells}) - len(cells)
