@@ -4,10 +4,14 @@ import argparse
 import json
 import sys
 import time
+import urllib.parse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from andrea_exp.errors import UserError
+
+# What TensorBoard shows first: its own order is the alphabet's.
+PINNED = ("val/loss", "train/loss", "grad_norm/total", "clip/coef")
 
 Command = Callable[[argparse.Namespace, list[str]], int]
 
@@ -124,7 +128,9 @@ def _tensorboard(options: argparse.Namespace, overrides: list[str]) -> int:
     if not any((records / "runs" / c.signature).exists() for c in plan.cells):
         raise UserError(f"{plan.name}: no runs in {records}/; run: andrea-exp sweep {options.name}")
     folder = link_views(plan, records)
-    print(f"TensorBoard: http://localhost:{options.port}/  (Ctrl-C ends it)", flush=True)
+    pins = json.dumps([{"plugin": "scalars", "tag": tag} for tag in PINNED], separators=(",", ":"))
+    address = f"http://localhost:{options.port}/?pinnedCards={urllib.parse.quote(pins)}#timeseries"
+    print(f"TensorBoard, Ctrl-C ends it: {address}", flush=True)
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(Path(folder).resolve())]
     return subprocess.run([*command, "--host", "127.0.0.1", "--port", str(options.port)], check=False).returncode
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from andrea_exp import ops
 from andrea_exp.model import GPT
 from andrea_exp.model.gpt import Block
 
@@ -91,7 +92,7 @@ def diagnose(model: GPT, tokens: Tensor, targets: Tensor) -> Metrics:
                 stream, delta = taps.streams[2 * index + offset], taps.deltas[2 * index + offset]
                 metrics[f"branch/ratio/{name}/{branch}"] = (_rms(delta) / _rms(stream)).item()
             metrics |= _attention_metrics(name, block.attn.logits(taps.attention_reads[index]))
-            metrics |= _activation_metrics(name, taps.hidden[index])
+            metrics |= _activation_metrics(name, taps.hidden[index], block.mlp.activation is ops.relu)
         assert taps.last_stream is not None
         metrics["stream/rms/final"] = _rms(taps.last_stream).item()
     return metrics
@@ -150,10 +151,8 @@ def _attention_metrics(name: str, logits: Tensor) -> Metrics:
     }
 
 
-def _activation_metrics(name: str, hidden: Tensor) -> Metrics:
-    """Fraction of MLP units that are exactly 0 on every token (ReLU's dead units), and the largest value."""
+def _activation_metrics(name: str, hidden: Tensor, can_die: bool) -> Metrics:
+    """The largest hidden value and, where units can die (ReLU), the fraction that are 0 on every token."""
     largest = hidden.float().abs().amax((0, 1))
-    return {
-        f"activation/dead/{name}": (largest == 0).float().mean().item(),
-        f"activation/max_abs/{name}": largest.max().item(),
-    }
+    metrics = {f"activation/max_abs/{name}": largest.max().item()}
+    return metrics | ({f"activation/dead/{name}": (largest == 0).float().mean().item()} if can_die else {})

@@ -50,6 +50,7 @@ def run_jobs(jobs: Iterable[Job], slots: int, tick: Callable[[], None]) -> None:
         while waiting or active:
             while len(active) < slots and (job := _take(waiting)):
                 active[_start(job)] = job
+            tick()
             if active:
                 connection.wait([p.sentinel for p in active], timeout=TICK_S)
             else:
@@ -60,7 +61,7 @@ def run_jobs(jobs: Iterable[Job], slots: int, tick: Callable[[], None]) -> None:
                     waiting.append(job)
                 else:
                     _bury(job.folder, process.exitcode)
-            tick()
+        tick()
     except BaseException:
         _stop(active)
         raise
