@@ -194,7 +194,8 @@ def lease_holder(folder: Path) -> dict[str, Any] | None:
     if holder["host"] == socket.gethostname():
         try:
             process = psutil.Process(holder["pid"])
-            alive = process.create_time() <= holder["since"] and process.status() != psutil.STATUS_ZOMBIE
+            # A later process may have got the number; the two clocks may differ by a tick.
+            alive = process.create_time() <= holder["since"] + 2 and process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             alive = False
     else:

@@ -18,8 +18,9 @@ class Rope(nn.Module):
         self.cos: Tensor
         self.sin: Tensor
         angle = torch.outer(torch.arange(seq_len, dtype=torch.float64), frequency).repeat(1, 2)  # (T, K)
-        self.register_buffer("cos", angle.cos().float(), persistent=False)
-        self.register_buffer("sin", angle.sin().float(), persistent=False)
+        dtype = torch.get_default_dtype()
+        self.register_buffer("cos", angle.cos().to(dtype), persistent=False)
+        self.register_buffer("sin", angle.sin().to(dtype), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, H, T, K) -> (B, H, T, K)
         T = x.shape[-2]
