@@ -52,6 +52,7 @@ class TableCell:
     grad_norm_median: float | None  # diverged runs included, while their gradients are finite
     grad_norm_max: float | None
     tokens_per_s: float | None
+    parameters: int | None
     signatures: list[str]
 
 
@@ -60,7 +61,7 @@ class AblationTable:
     name: str
     question: str
     baseline: str
-    arms: dict[str, dict[str, Any]]  # arm -> what it is: its overrides, formula, parameters
+    arms: dict[str, dict[str, Any]]  # arm -> what it is: its overrides, its placement's formula
     columns: list[Values]
     cells: list[TableCell]
     notes: list[str]
@@ -78,7 +79,7 @@ def ablation_table(plan: Plan, records: Path) -> AblationTable:
     frame = runs_frame(plan, records)
     reported = frame[frame["purpose"] == "report"]
     cells = [_cell(plan, reported, arm, column) for arm in plan.arms for column in plan.columns]
-    arms = {arm: _describe(plan, frame, arm) for arm in plan.arms}
+    arms = {arm: _describe(plan, arm) for arm in plan.arms}
     return AblationTable(
         plan.name,
         plan.spec.question,
@@ -122,6 +123,7 @@ def _cell(plan: Plan, reported: pd.DataFrame, arm: str, column: Values) -> Table
         grad_norm_median=_mean(runs["grad_norm_median"]),
         grad_norm_max=_largest(runs["grad_norm_max"]),
         tokens_per_s=_mean(runs["tokens_per_s"]),
+        parameters=None if (count := _largest(runs["parameters"])) is None else int(count),
         signatures=list(runs["signature"]),
     )
 
@@ -160,14 +162,9 @@ def _largest(values: pd.Series) -> float | None:
     return float(values.max()) if values.notna().any() else None
 
 
-def _describe(plan: Plan, frame: pd.DataFrame, arm: str) -> dict[str, Any]:
+def _describe(plan: Plan, arm: str) -> dict[str, Any]:
     config = next(c.config for c in plan.cells if c.arm == arm)
-    counted = frame.loc[frame["arm"] == arm, "parameters"].dropna()
-    return {
-        "overrides": plan.spec.compare[arm],
-        "formula": config.model.norm_placement.value,
-        "parameters": int(counted.iloc[0]) if len(counted) else None,
-    }
+    return {"overrides": plan.spec.compare[arm], "formula": config.model.norm_placement.value}
 
 
 def _notes(plan: Plan, frame: pd.DataFrame, cells: list[TableCell]) -> list[str]:
@@ -239,8 +236,9 @@ def _grid(table: AblationTable) -> tuple[list[str], list[list[str]]]:
     head = ["arm", "parameters", *(column_title(c) or "all seeds" for c in table.columns)]
     rows = []
     for arm, what in table.arms.items():
-        count = f"{what['parameters']:,}" if what["parameters"] is not None else "–"
         cells = [table.cell(arm, column) for column in table.columns]
+        counts = dict.fromkeys(f"{c.parameters:,}" for c in cells if c.parameters is not None)
+        count = " / ".join(counts) or "–"  # one where the columns agree
         rows.append([f"{arm}\n{what['formula']}", count, *(_cell_text(c, table.baseline) for c in cells)])
     return head, rows
 
