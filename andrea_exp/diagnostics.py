@@ -62,13 +62,14 @@ class GroupNorms:
         part_of = groups(model)
         self.names = list(dict.fromkeys(part_of.values()))
         rows = [self.names.index(part) for part in part_of.values()]
-        device = next(model.parameters()).device
-        self.member = torch.zeros(len(self.names), len(rows), device=device)
+        first = next(model.parameters())
+        dtype = torch.promote_types(first.dtype, torch.float32)
+        self.member = torch.zeros(len(self.names), len(rows), dtype=dtype, device=first.device)
         self.member[rows, range(len(rows))] = 1
 
     def __call__(self, tensors: list[Tensor]) -> Tensor:
-        """(1 + groups,) float32: the total first. One tensor a parameter, in `named_parameters` order."""
-        each = torch.stack(torch._foreach_norm(tensors)).float()
+        """(1 + groups,) in float32 or wider, the total first. One tensor a parameter, as `named_parameters` has them."""
+        each = torch.stack(torch._foreach_norm(tensors)).to(self.member.dtype)
         return torch.cat((each.norm()[None], (self.member @ each.square()).sqrt()))
 
     def named(self, prefix: str, norms: Tensor) -> Metrics:
