@@ -68,7 +68,7 @@ class GroupNorms:
         self.member[rows, range(len(rows))] = 1
 
     def __call__(self, tensors: list[Tensor]) -> Tensor:
-        """(1 + groups,) in float32 or wider, the total first. One tensor a parameter, as `named_parameters` has them."""
+        """(1 + groups,) float32 or wider, the total first. One tensor a parameter, in `named_parameters` order."""
         each = torch.stack(torch._foreach_norm(tensors)).to(self.member.dtype)
         return torch.cat((each.norm()[None], (self.member @ each.square()).sqrt()))
 
