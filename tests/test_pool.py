@@ -1,0 +1,256 @@
+"""The pool under faults: whatever happens to one run, the others end, and the records say what happened."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import TINY, make
+
+from andrea_exp import data
+from andrea_exp.record import Status, open_run, read_json, read_metrics, run_folder, status, write_json
+from andrea_exp.run import execute
+from andrea_exp.sweep.plan import plan_sweep
+from andrea_exp.sweep.pool import HELD_ELSEWHERE, Job, run_jobs, warm_up
+
+ENDLESS = ("train.steps=1000000", "log.validate_every=1000000", "log.diagnose_every=0")
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    warm_up()
+    return tmp_path_factory.mktemp("records")
+
+
+def make_job(records: Path, prepared: data.Prepared, *overrides: str, threads: int = 1) -> Job:
+    folder = open_run(records, make(*overrides), prepared.folder.name)
+    return Job(folder, prepared.folder, threads)
+
+
+def hold(folder: Path) -> None:
+    """This living process takes a run's lease."""
+    write_json(folder / "lease.json", {"host": os.uname().nodename, "pid": os.getpid(), "since": time.time()})
+
+
+@pytest.fixture(scope="module")
+def jobs(records: Path, prepared: data.Prepared) -> dict[str, Job]:
+    """One pool's work: jobs with every kind of fault, and what became of them."""
+    made = {
+        "killed": make_job(records, prepared, "seed=1", *ENDLESS),
+        "raising": make_job(records, prepared, "seed=2"),
+        "unstartable": make_job(records, prepared, "seed=3"),
+        "held": make_job(records, prepared, "seed=4"),
+        "finished": make_job(records, prepared, "seed=5"),
+        "fine": make_job(records, prepared, "seed=6"),
+        "threaded": make_job(records, prepared, "seed=7", threads=2),
+    }
+    made["raising"] = Job(made["raising"].folder, records / "no such corpus", 1)
+    (made["unstartable"].folder / "metrics.jsonl").mkdir()
+    hold(made["held"].folder)
+    write_json(made["finished"].folder / "summary.json", {"status": "done", "mark": "of another pool"})
+
+    def tick() -> None:
+        if read_metrics(made["killed"].folder) and (lease := read_json(made["killed"].folder / "lease.json")):
+            os.kill(lease["pid"], signal.SIGKILL)
+        if status(made["threaded"].folder).finished:
+            (made["held"].folder / "lease.json").unlink(missing_ok=True)
+
+    run_jobs(made.values(), slots=2, tick=tick)
+    return made
+
+
+def summary(job: Job) -> dict[str, Any]:
+    return json.loads((job.folder / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["fine", "threaded", "held"])
+def test_a_sound_run_ends_beside_failing_ones(name: str, jobs: dict[str, Job]):
+    assert status(jobs[name].folder).finished
+    assert summary(jobs[name])["steps"] == 6
+    assert "val/loss" in read_metrics(jobs[name].folder)[-1]
+
+
+def test_a_killed_run_has_failed_and_says_by_which_signal(jobs: dict[str, Job]):
+    assert status(jobs["killed"].folder) is Status.failed
+    assert "SIGKILL" in summary(jobs["killed"])["reason"]
+    assert read_metrics(jobs["killed"].folder)  # it was under way
+
+
+def test_a_raising_run_has_failed_and_leaves_its_traceback(jobs: dict[str, Job]):
+    assert status(jobs["raising"].folder) is Status.failed
+    text = (jobs["raising"].folder / "traceback.txt").read_text()
+    assert text.startswith("Traceback")
+    assert "no such corpus" in text
+    assert "no such corpus" in summary(jobs["raising"])["reason"]
+
+
+def test_a_run_that_dies_before_it_can_write_a_summary_has_failed(jobs: dict[str, Job]):
+    assert status(jobs["unstartable"].folder) is Status.failed
+    assert "exit code 1" in summary(jobs["unstartable"])["reason"]
+    assert "Traceback" in (jobs["unstartable"].folder / "log.txt").read_text()
+
+
+def test_a_run_that_another_pool_has_done_is_left_alone(jobs: dict[str, Job]):
+    assert summary(jobs["finished"]) == {"status": "done", "mark": "of another pool"}
+
+
+def test_no_lease_is_left(jobs: dict[str, Job]):
+    assert [name for name, job in jobs.items() if (job.folder / "lease.json").exists()] == []
+
+
+def pid_of(job: Job) -> int:
+    """The process that trained a run: TensorBoard writes it into the name of its event file."""
+    (event_file,) = (job.folder / "tensorboard").iterdir()
+    return int(event_file.name.split(".")[-2])
+
+
+def test_each_run_has_a_process_of_its_own(jobs: dict[str, Job]):
+    pids = [pid_of(jobs[name]) for name in ("killed", "fine", "threaded", "held")]
+    assert len({*pids, os.getpid()}) == 5
+    assert not any(psutil.pid_exists(pid) and living(psutil.Process(pid)) for pid in pids)
+
+
+def test_the_threads_a_run_was_given_are_recorded(jobs: dict[str, Job]):
+    for name, threads in (("fine", 1), ("threaded", 2)):
+        recorded = json.loads((jobs[name].folder / "provenance.json").read_text())
+        assert summary(jobs[name])["threads"] == recorded["threads"] == threads
+
+
+def exit_code(job: Job) -> int | None:
+    process = multiprocessing.get_context("forkserver").Process(target=execute, args=(job.folder, job.corpus, 1))
+    process.start()
+    process.join(60)
+    return process.exitcode
+
+
+def test_a_process_that_comes_late_leaves_a_finished_run_alone(records: Path, prepared: data.Prepared):
+    # Between a pool's look at a run and its process's first act another pool may have run it to its end.
+    job = make_job(records, prepared, "seed=8")
+    write_json(job.folder / "summary.json", {"status": "done", "mark": "of another pool"})
+    assert exit_code(job) in (0, HELD_ELSEWHERE)
+    assert summary(job) == {"status": "done", "mark": "of another pool"}
+
+
+def test_a_process_that_finds_its_run_held_touches_nothing(records: Path, prepared: data.Prepared):
+    job = make_job(records, prepared, "seed=9")
+    (job.folder / "metrics.jsonl").write_text('{"step":1}\n')
+    hold(job.folder)
+    assert exit_code(job) == HELD_ELSEWHERE
+    assert (job.folder / "metrics.jsonl").read_text() == '{"step":1}\n'
+    assert (json.loads((job.folder / "lease.json").read_text()))["pid"] == os.getpid()
+
+
+def test_an_error_in_the_display_stops_the_runs_and_goes_on(records: Path, prepared: data.Prepared):
+    endless = make_job(records, prepared, "seed=10", *ENDLESS)
+
+    def tick() -> None:
+        if read_metrics(endless.folder):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs([endless, make_job(records, prepared, "seed=11")], slots=1, tick=tick)
+    assert status(endless.folder) is Status.interrupted
+    assert not living_pid(pid_of(endless))
+    assert status(run_folder(records, open_run(records, make("seed=11"), prepared.folder.name).name)) is Status.missing
+
+
+# The same through the command line
+
+
+def living(process: psutil.Process) -> bool:
+    """Whether a process still runs; one that has ended and was never collected does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def living_pid(pid: int) -> bool:
+    return psutil.pid_exists(pid) and living(psutil.Process(pid))
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+class Sweep:
+    """An ad-hoc sweep over seeds in a folder, as a command."""
+
+    def __init__(self, folder: Path, corpus: Path, seeds: str, steps: int) -> None:
+        tiny = [t for t in TINY if not t.startswith("train.steps")]
+        self.words = [f"seed={seeds}", *tiny, f"train.steps={steps}", f"data.path={corpus}"]
+        self.folder, self.plan = folder, plan_sweep(self.words)
+        self.runs = [run_folder(folder / "records", c.signature) for c in self.plan.cells]
+
+    def start(self) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "andrea_exp.cli", "sweep", *self.words]
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        return subprocess.Popen(command, cwd=self.folder, text=True, start_new_session=True, **pipes)
+
+    def statuses(self) -> list[Status]:
+        return [status(run) for run in self.runs]
+
+    def written(self) -> list[int]:
+        return [(run / "summary.json").stat().st_mtime_ns for run in self.runs]
+
+
+@pytest.mark.slow
+def test_a_sweep_with_failed_runs_ends_with_1_says_where_to_look_and_completes_them_later(
+    corpus_path: Path, tmp_path: Path
+):
+    sweep = Sweep(tmp_path, corpus_path, "0,1,2", steps=200)
+    killed, raising, _ = sweep.runs
+    raising.mkdir(parents=True)
+    (raising / "tensorboard").write_text("a file where the run wants a folder")
+    process = sweep.start()
+    wait_until(lambda: (killed / "lease.json").exists() and read_metrics(killed))
+    os.kill(json.loads((killed / "lease.json").read_text())["pid"], signal.SIGKILL)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, out
+    assert [s.finished for s in sweep.statuses()] == [False, False, True]
+    assert f"runs/{killed.name}/log.txt" in out
+    assert f"runs/{raising.name}/traceback.txt" in out
+    assert "SIGKILL" in json.loads((killed / "summary.json").read_text())["reason"]
+
+    before = sweep.written()
+    (raising / "tensorboard").unlink()
+    again = sweep.start()
+    out, _ = again.communicate(timeout=120)
+    assert again.returncode == 0, out
+    assert all(s.finished for s in sweep.statuses())
+    assert [new == old for new, old in zip(sweep.written(), before, strict=True)] == [False, False, True]
+    assert not (raising / "traceback.txt").exists()
+
+
+@pytest.mark.slow
+def test_ctrl_c_marks_running_runs_interrupted_leaves_no_process_and_the_next_command_goes_on(
+    corpus_path: Path, tmp_path: Path
+):
+    sweep = Sweep(tmp_path, corpus_path, "0,1,2,3", steps=400)
+    process = sweep.start()
+    wait_until(lambda: sum(len(read_metrics(run)) > 2 for run in sweep.runs) >= 2)
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    os.killpg(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, out
+    assert "Traceback" not in out
+    assert len(family) >= 4  # the command, the fork server, two runs
+    wait_until(lambda: not any(map(living, family)), seconds=20)
+    assert sorted(sweep.statuses()) == ["interrupted", "interrupted", "missing", "missing"]
+
+    again = sweep.start()
+    out, _ = again.communicate(timeout=120)
+    assert again.returncode == 0, out
+    assert all(s.finished for s in sweep.statuses())
+    assert [len(read_metrics(run)) for run in sweep.runs] == [401] * 4

@@ -1,0 +1,430 @@
+"""The table's numbers against formulas written out here, from records written by hand: nothing is trained."""
+
+import csv
+import io
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from conftest import TINY
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from andrea_exp.record import MetricsWriter, run_folder, write_json
+from andrea_exp.results import load_metrics, load_runs, loss_curves, plan_of
+from andrea_exp.results.figures import save_figures
+from andrea_exp.results.load import runs_frame
+from andrea_exp.results.table import (
+    AblationTable,
+    TableCell,
+    ablation_table,
+    paired_interval,
+    print_table,
+    to_csv,
+    to_json,
+    to_markdown,
+)
+from andrea_exp.sweep.plan import Cell, Plan
+
+ARMS = {p: {"model.norm_placement": p} for p in ("pre", "post", "none")}
+RECORDS = Path("records")
+WORDS = [*TINY, "data.corpus=sotu"]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def plan(compare: dict[str, Any] = ARMS, **roles: Any) -> Plan:
+    """The plan of a sweep file with these roles, planned anew from whatever records there are."""
+    spec = {"question": "Does it?", "baseline": next(iter(compare)), "compare": compare}
+    spec |= {"across": {}, "tune": {}, "repeat": {"seed": [0, 1, 2]}, **roles}
+    Path("sweeps").mkdir(exist_ok=True)
+    Path("sweeps/tiny.yaml").write_text(f"# @package _global_\n{json.dumps({'sweep': spec})}\n")
+    return plan_of("tiny", WORDS)[0]
+
+
+def record(cell: Cell, outcome: float | str, **more: Any) -> None:
+    """A run's summary as the trainer writes it: done with a loss, diverged in a way, or another status."""
+    folder = run_folder(RECORDS, cell.signature)
+    folder.mkdir(parents=True, exist_ok=True)
+    summary: dict[str, Any] = {"parameters": 1234, "grad_norm/median": 1.5, "grad_norm/max": 2.5, "threads": 1}
+    if isinstance(outcome, float):
+        summary |= {"status": "done", "diverged": None, "val/loss": outcome, "val/bits_per_byte": outcome / 2}
+    elif outcome in ("stuck", "above start", "non-finite"):
+        loss = None if outcome == "non-finite" else 3.2
+        summary |= {"status": "diverged", "diverged": {"kind": outcome, "step": 6}, "val/loss": loss}
+    else:
+        summary = {"status": outcome, "reason": "by hand"}
+    write_json(folder / "summary.json", {**summary, **more})
+
+
+def record_arms(planned: Plan, outcomes: dict[str, list[float | str | None]]) -> AblationTable:
+    """Records outcomes arm by arm, in the order of the plan's cells (None: no run), and returns the table."""
+    for arm, results in outcomes.items():
+        for cell, outcome in zip((c for c in planned.cells if c.arm == arm), results, strict=True):
+            if outcome is not None:
+                record(cell, outcome)
+    return ablation_table(planned, RECORDS)
+
+
+def only(table: AblationTable, arm: str) -> TableCell:
+    (cell,) = (c for c in table.cells if c.arm == arm)
+    return cell
+
+
+# Means, spreads, differences
+
+
+def test_mean_spread_and_count():
+    cell = only(record_arms(plan(), {"pre": [2.0, 2.5, 3.3]}), "pre")
+    assert cell.loss_mean == pytest.approx(2.6, rel=1e-12)
+    assert cell.loss_sd == pytest.approx(math.sqrt((0.6**2 + 0.1**2 + 0.7**2) / 2), rel=1e-12)
+    assert cell.loss_median == 2.5
+    assert cell.bits_per_byte == pytest.approx(1.3, rel=1e-12)
+    assert (cell.done, cell.diverged, cell.unfinished, cell.planned) == (3, 0, 0, 3)
+
+
+def test_the_difference_is_paired_and_its_interval_is_students():
+    # Differences of 0.1, 0.2, 0.3: mean 0.2, SD 0.1, and the table value t(0.975, 2) = 4.302653.
+    table = record_arms(plan(), {"pre": [2.0, 3.0, 4.0], "post": [2.1, 3.2, 4.3]})
+    cell, half = only(table, "post"), 4.302653 * 0.1 / math.sqrt(3)
+    assert (cell.difference, cell.pairs) == (pytest.approx(0.2), 3)
+    assert (cell.ci_low, cell.ci_high) == (pytest.approx(0.2 - half, rel=1e-6), pytest.approx(0.2 + half, rel=1e-6))
+    assert only(table, "pre").difference is None
+
+
+def test_pairs_are_made_by_seed_where_each_side_lacks_another():
+    table = record_arms(plan(), {"pre": [None, 3.0, 4.0], "post": [2.5, 3.25, None]})
+    cell = only(table, "post")
+    assert (cell.difference, cell.pairs, cell.ci_low) == (0.25, 1, None)
+    assert "(2) of 3" in to_markdown(table)
+
+
+def test_pairs_are_made_by_seed_whatever_their_order():
+    planned = plan(repeat={"seed": [7, 3, 5, 1]})
+    losses = {7: 2.0, 3: 3.0, 5: 4.0, 1: 5.0}
+    for cell in reversed(planned.cells):
+        gap = {"pre": 0.0, "post": 0.1 * cell.config.seed, "none": 0.0}[cell.arm]
+        record(cell, losses[cell.config.seed] + gap)
+    found = only(ablation_table(planned, RECORDS), "post")
+    gaps = [0.7, 0.3, 0.5, 0.1]
+    half = stats.t.ppf(0.975, 3) * statistics.stdev(gaps) / 2
+    assert (found.difference, found.ci_low, found.ci_high) == pytest.approx((0.4, 0.4 - half, 0.4 + half))
+
+
+gap = st.floats(-10, 10, allow_nan=False).map(lambda x: round(x, 6))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(gap, min_size=3, max_size=10))
+@example([0.5, 0.5, 0.5])
+@example([0.0, 0.0, 0.0])
+def test_the_interval_is_the_textbooks(gaps: list[float]):
+    mean, error = statistics.fmean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps))
+    half = stats.t.ppf(0.975, len(gaps) - 1) * error
+    assert paired_interval(gaps) == pytest.approx((mean - half, mean + half), rel=1e-9, abs=1e-9)
+
+
+def test_two_seeds_have_no_interval_and_the_table_says_so():
+    table = record_arms(plan(repeat={"seed": [0, 1]}), {"pre": [2.0, 3.0], "post": [2.5, 3.25]})
+    cell = only(table, "post")
+    assert (cell.difference, cell.pairs, cell.ci_low, cell.ci_high) == (0.375, 2, None, None)
+    assert any("no interval" in note for note in table.notes)
+    assert paired_interval([0.1, 0.2]) == (None, None)
+
+
+def test_one_seed_has_no_spread():
+    cell = only(record_arms(plan(repeat={"seed": [0]}), {"pre": [2.0], "post": [2.5]}), "post")
+    assert (cell.loss_mean, cell.loss_sd, cell.difference) == (2.5, None, 0.5)
+
+
+def test_without_repeats_the_one_run_is_its_own_pair():
+    cell = only(record_arms(plan(repeat={}), {"pre": [2.0], "post": [2.5]}), "post")
+    assert (cell.planned, cell.done, cell.difference, cell.pairs) == (1, 1, 0.5, 1)
+
+
+@pytest.mark.filterwarnings("error")  # a user would see them
+def test_two_arms_that_are_one_run_differ_by_exactly_nothing():
+    same = {"gelu4": {"model.expansion_ratio": 4}, "gelu12_3": {"model.expansion_ratio": "12/3"}}
+    planned = plan(same)
+    assert len({c.signature for c in planned.cells}) == 3
+    table = record_arms(planned, {"gelu4": [2.0, 2.5, 3.3]})
+    cell = only(table, "gelu12_3")
+    assert (cell.difference, cell.ci_low, cell.ci_high) == (0, 0, 0)
+    assert strict(to_json(table))
+
+
+# Divergence and what is missing
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "shown", "median"),
+    [
+        (["stuck", 2.5, 3.0], "1/3 diverged (stuck)", 3.0),  # inf is the largest of the three
+        (["stuck", "non-finite", 2.0], "2/3 diverged (non-finite, stuck)", None),
+        (["above start"] * 3, "3/3 diverged (above start)", None),
+    ],
+)
+def test_divergence_is_counted_never_averaged(outcomes: list[float | str], shown: str, median: float | None):
+    table = record_arms(plan(), {"pre": [2.0, 2.1, 2.2], "post": outcomes})
+    cell = only(table, "post")
+    assert (cell.loss_mean, cell.loss_sd, cell.bits_per_byte) == (None, None, None)
+    assert (cell.difference, cell.ci_low, cell.ci_high, cell.pairs) == (None, None, None, 0)
+    assert cell.loss_median == median
+    assert cell.diverged == sum(isinstance(o, str) for o in outcomes)
+    assert shown in to_markdown(table)
+
+
+def test_a_diverged_baseline_takes_everyones_difference():
+    cell = only(record_arms(plan(), {"pre": [2.0, "stuck", 2.2], "post": [2.0, 2.1, 2.2]}), "post")
+    assert (cell.loss_mean, cell.difference, cell.pairs) == (pytest.approx(2.1), None, 0)
+
+
+@pytest.mark.parametrize("outcome", [None, "failed", "interrupted"])
+def test_what_is_not_in_is_counted_and_said(outcome: str | None):
+    table = record_arms(plan(), {"pre": [2.0, outcome, 3.0], "post": [outcome] * 3})
+    pre, post = only(table, "pre"), only(table, "post")
+    assert (pre.done, pre.unfinished, pre.loss_mean) == (2, 1, 2.5)
+    assert (post.done, post.unfinished, post.loss_mean, post.loss_median, post.difference) == (0, 3, None, None, None)
+    assert "(2) of 3" in to_markdown(table)
+    assert any(f"{4 if outcome else 7} {outcome or 'missing'}" in note for note in table.notes)
+
+
+def test_mixed_numbers_of_threads_are_marked():
+    planned = plan()
+    for i, cell in enumerate(planned.cells):
+        record(cell, 2.0, threads=1 + i % 2)
+    assert any("threads" in note for note in ablation_table(planned, RECORDS).notes)
+
+
+# Rows in = rows out
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("model.norm_type", [None, "rmsnorm"]),
+        ("optim.clip", [None, 1.0, 5]),
+        ("model.expansion_ratio", [1, "8/3", "4"]),
+        ("model.bias", [True, False]),
+        ("optim.warmup_steps", [0, 4]),
+        ("data.val_fraction", [0.05, 0.1]),
+    ],
+)
+def test_every_column_value_keeps_its_runs(key: str, values: list[Any]):
+    arms = {p: ARMS[p] for p in ("pre", "post")}
+    planned = plan(arms, across={key: values}, repeat={"seed": [0, 1]})
+    assert len(planned.cells) == 2 * len(values) * 2
+    for i, cell in enumerate(planned.cells):
+        record(cell, 2.0 + i)
+    frame = runs_frame(planned, RECORDS)
+    assert list(frame["val_loss"]) == [2.0 + i for i in range(len(planned.cells))]
+    table = ablation_table(planned, RECORDS)
+    assert [c.done for c in table.cells] == [2] * (2 * len(values))
+    assert [c.loss_mean for c in table.cells] == [2.5 + 2 * i for i in range(2 * len(values))]
+    assert len(pd.read_csv(io.StringIO(to_csv(table)))) == len(table.cells)
+    assert [c["column"][key] for c in strict(to_json(table))["cells"]] == values * 2
+
+
+def test_load_runs_has_a_row_for_each_planned_cell_run_or_not():
+    planned = plan(across={"optim.warmup_steps": [0, 4]})
+    record(planned.cells[3], 2.25)
+    record(planned.cells[4], "stuck")
+    frame = load_runs("tiny", WORDS)
+    assert len(frame) == len(planned.cells) == 18
+    assert list(frame["signature"]) == [c.signature for c in planned.cells]
+    assert frame["status"].value_counts().to_dict() == {"missing": 16, "done": 1, "diverged": 1}
+    assert frame["val_loss"].tolist()[3] == 2.25
+    assert frame["diverged"].tolist()[4] == "stuck"
+    assert frame["optim.warmup_steps"].tolist()[:6] == [0, 0, 0, 4, 4, 4]
+    assert str(frame["val_loss"].dtype) == "float64"
+
+
+def test_every_number_can_be_found_again_through_its_signatures():
+    planned = plan(across={"optim.warmup_steps": [0, 4]})
+    for i, cell in enumerate(planned.cells):
+        record(cell, 2.0 + 0.1 * i)
+    table = ablation_table(planned, RECORDS)
+    for cell in table.cells:
+        summaries = [json.loads((run_folder(RECORDS, s) / "summary.json").read_text()) for s in cell.signatures]
+        assert len(summaries) == cell.done == 3
+        assert cell.loss_mean == pytest.approx(statistics.fmean(s["val/loss"] for s in summaries), rel=1e-12)
+    assert sorted(s for c in table.cells for s in c.signatures) == sorted(c.signature for c in planned.cells)
+
+
+# Tuned sweeps
+
+TUNING = {"tune": {"optim.lr": [0.1, 0.2], "seed": [8, 9]}, "repeat": {"seed": [0, 1]}}
+
+
+def tune(planned: Plan, arm: str, best: Any, key: str = "optim.lr") -> None:
+    for cell in planned.cells:
+        if cell.purpose == "tune" and cell.arm == arm:
+            record(cell, 2.0 if cell.tuned[key] == best else 3.0)
+
+
+def test_a_tuned_table_reports_other_seeds_at_the_chosen_values():
+    for arm, best in (("pre", 0.1), ("post", 0.2), ("none", 0.2)):
+        tune(plan(**TUNING), arm, best)
+    planned = plan(**TUNING)
+    for cell in planned.cells:
+        if cell.purpose == "report":
+            record(cell, 2.5 + cell.config.optim.lr)
+    table = ablation_table(planned, RECORDS)
+    assert [c.tuned["optim.lr"] for c in table.cells] == [0.1, 0.2, 0.2]
+    assert [c.loss_mean for c in table.cells] == pytest.approx([2.6, 2.7, 2.7])
+    assert [c.difference for c in table.cells[1:]] == pytest.approx([0.1, 0.1])
+    assert strict(to_json(table))
+    assert pd.read_csv(io.StringIO(to_csv(table)))["optim.lr"].tolist() == [0.1, 0.2, 0.2]
+
+
+@pytest.mark.parametrize("ready", ["pre", "post", None])
+def test_a_half_tuned_sweep_has_a_table_in_every_format(ready: str | None):
+    if ready:
+        tune(plan(**TUNING), ready, 0.1)
+    table = ablation_table(plan(**TUNING), RECORDS)
+    assert any("wait" in note for note in table.notes)
+    assert len(strict(to_json(table))["cells"]) == 3
+    assert len(list(csv.DictReader(io.StringIO(to_csv(table))))) == 3
+    assert "| post" in to_markdown(table)
+
+
+def test_null_can_be_the_best_value():
+    roles = {"tune": {"optim.clip": [None, 1.0], "seed": [8]}, "repeat": {"seed": [0, 1]}}
+    for arm in ARMS:
+        tune(plan(**roles), arm, None, key="optim.clip")
+    planned = plan(**roles)
+    assert planned.waiting == 0
+    for cell in planned.cells:
+        record(cell, 2.0)
+    cells = strict(to_json(ablation_table(planned, RECORDS)))["cells"]
+    assert [c["tuned"] for c in cells] == [{"optim.clip": None}] * 3
+    assert [c["done"] for c in cells] == [2] * 3
+
+
+# Formats
+
+
+def strict(text: str) -> Any:
+    """Parses JSON and refuses NaN and Infinity, which JSON does not have."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} in JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def awkward_table() -> AblationTable:
+    """Values without a short decimal form, odd names, a diverged arm, a missing one."""
+    arms = {
+        "a|b": {"optim.lr": 0.1},
+        "c,d\ne": {"optim.lr": 0.2},
+        'say "x"': {"optim.lr": 0.3},
+        "gone": {"optim.lr": 1},
+    }
+    thirds: list[float | str | None] = [1 / 3, 2 / 3, 10 / 3]
+    return record_arms(plan(arms), {"a|b": thirds, "c,d\ne": [0.1 + 0.2, 1e-17, 2.0], 'say "x"': ["non-finite"] * 3})
+
+
+def test_csv_keeps_every_number_exactly():
+    table = awkward_table()
+    frame = pd.read_csv(io.StringIO(to_csv(table)), float_precision="round_trip")
+    assert list(frame["arm"]) == [c.arm for c in table.cells]
+    for name in ("loss_mean", "loss_sd", "loss_median", "difference", "ci_low", "ci_high", "grad_norm_max"):
+        found = [None if pd.isna(v) else float(v) for v in frame[name]]
+        assert found == [getattr(c, name) for c in table.cells], name
+    assert [s.split() for s in frame["signatures"]] == [c.signatures for c in table.cells]
+
+
+def test_json_keeps_every_number_exactly_and_is_strict():
+    table = awkward_table()
+    parsed = strict(to_json(table))
+    for cell, found in zip(table.cells, parsed["cells"], strict=True):
+        assert {k: found[k] for k in ("arm", "loss_mean", "difference", "ci_low", "kinds", "signatures")} == {
+            k: getattr(cell, k) for k in ("arm", "loss_mean", "difference", "ci_low", "kinds", "signatures")
+        }
+    assert parsed["baseline"] == "a|b"
+
+
+def test_markdown_is_one_table_whatever_the_names():
+    lines = to_markdown(awkward_table()).splitlines()
+    rows = [line for line in lines if line.startswith("|")]
+    assert len(rows) == 2 + 4  # heading, rule, arms
+    assert {row.replace("\\|", "").count("|") for row in rows} == {4}
+    assert "a\\|b" in rows[2]
+
+
+def test_a_table_of_many_columns_is_printed_whole_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]):
+    planned = plan(across={"optim.warmup_steps": list(range(14))})
+    for i, cell in enumerate(planned.cells):
+        record(cell, 2.0 + i)
+    print_table(ablation_table(planned, RECORDS))
+    out = capsys.readouterr().out
+    assert [w for w in range(14) if f"warmup_steps={w}" not in out] == []
+    assert out.count(" ± ") >= 3 * 14
+    assert "…" not in out
+
+
+# Figures and metrics
+
+
+def write_metrics(planned: Plan, steps: int = 6, dies_at: int | None = None) -> None:
+    """Metrics of every reported run as the trainer logs them; arm `none` has null from a step on."""
+    for cell in planned.cells:
+        folder = run_folder(RECORDS, cell.signature)
+        folder.mkdir(parents=True, exist_ok=True)
+        writer = MetricsWriter(folder)
+        writer.write({"step": 0, "val/loss": 3.0, "grad_norm/block_00/mlp": 1.0})
+        for step in range(1, steps + 1):
+            dead = cell.arm == "none" and dies_at is not None and step >= dies_at
+            value = math.nan if dead else 1.0 / step + cell.config.seed
+            blocks = {f"grad_norm/block_{b:02d}/mlp": value for b in range(2)}
+            writer.write({"step": step, "train/loss": value, "grad_norm/total": value, **blocks})
+        writer.close()
+
+
+@pytest.mark.parametrize("dies_at", [None, 4, 1])
+def test_figures_are_drawn_also_for_an_arm_that_ended_in_nan(dies_at: int | None):
+    planned = plan(across={"optim.warmup_steps": [0, 4]})
+    for cell in planned.cells:
+        record(cell, "non-finite" if cell.arm == "none" and dies_at else 2.0)
+    write_metrics(planned, dies_at=dies_at)
+    paths = save_figures(planned, RECORDS, Path())
+    assert paths
+    for path in paths:
+        content = path.read_bytes()
+        assert content.startswith(b"\x89PNG\r\n\x1a\n")
+        assert len(content) > 5000
+
+
+def test_figures_are_drawn_where_nothing_was_logged():
+    planned = plan()
+    for cell in planned.cells:
+        record(cell, 2.0)
+    assert all(path.stat().st_size for path in save_figures(planned, RECORDS, Path()))
+
+
+def test_a_column_whose_value_is_null_has_its_curves():
+    planned = plan(across={"optim.clip": [None, 1.0]})
+    write_metrics(planned)
+    panels = loss_curves(planned, RECORDS).axes
+    assert [len(panel.lines) for panel in panels] == [3, 3]
+
+
+def test_load_metrics_keeps_every_value_and_null_becomes_nan():
+    planned = plan()
+    write_metrics(planned, dies_at=4)
+    frame = load_metrics("tiny", WORDS)
+    assert len(frame) == 9 * (2 + 6 * 4)
+    losses = frame[frame["metric"] == "train/loss"]
+    assert losses["value"].isna().sum() == 3 * 3
+    assert set(losses[losses["value"].isna()]["arm"]) == {"none"}
+    one = losses[(losses["arm"] == "pre") & (losses["seed"] == 1)]
+    assert one["value"].tolist() == [1.0 / s + 1 for s in range(1, 7)]
