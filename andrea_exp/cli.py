@@ -2,13 +2,15 @@
 
 import argparse
 import json
+import os
 import sys
 import time
 import urllib.parse
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from andrea_exp.errors import UserError
+from andrea_exp.errors import UserError, refuse_words
 
 # What TensorBoard shows first: its own order is the alphabet's.
 PINNED = ("val/loss", "train/loss", "grad_norm/total", "clip/coef")
@@ -21,8 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["train"]:  # all of its words are Hydra's
         return _app(words[1:])
-    options, overrides = _parser().parse_known_args(words)
     try:
+        options, overrides = _parser().parse_known_args(words)
         for word in overrides:
             if "=" not in word or word.startswith("-"):
                 raise UserError(f"{word}: neither an option of {options.verb} nor an override key=value")
@@ -37,8 +39,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        refuse_words(f"{message}; see {self.prog} --help")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("andrea-exp", description="Experiment sweeps over the transformer block.")
+    parser = _Parser("andrea-exp", description="Experiment sweeps over the transformer block.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     verbs.add_parser("train", help="one run or a multirun: a Hydra app; see `andrea-exp train --help`")
 
@@ -119,8 +126,6 @@ def _status(options: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _tensorboard(options: argparse.Namespace, overrides: list[str]) -> int:
-    import subprocess
-
     from andrea_exp.results.load import plan_of
     from andrea_exp.sweep.session import link_views
 
@@ -132,7 +137,8 @@ def _tensorboard(options: argparse.Namespace, overrides: list[str]) -> int:
     address = f"http://localhost:{options.port}/?pinnedCards={urllib.parse.quote(pins)}#timeseries"
     print(f"TensorBoard, Ctrl-C ends it: {address}", flush=True)
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(Path(folder).resolve())]
-    return subprocess.run([*command, "--host", "127.0.0.1", "--port", str(options.port)], check=False).returncode
+    # In place of this process, so that whatever ends the one ends the other.
+    os.execv(sys.executable, [*command, "--host", "127.0.0.1", "--port", str(options.port)])
 
 
 def _bench(options: argparse.Namespace, overrides: list[str]) -> int:

@@ -13,6 +13,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from yaml import MarkedYAMLError
 
 from andrea_exp import ROOT
 from andrea_exp.config import RunConfig, field_names
@@ -38,6 +39,10 @@ def compose(overrides: Sequence[str]) -> DictConfig:
             return hydra_compose("config", single, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(explain(error)) from error
+    except MarkedYAMLError as error:
+        place = error.problem_mark
+        where = f"{place.name}, line {place.line + 1}: " if place else ""
+        raise UserError(f"{where}{error.problem}") from error
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
@@ -79,9 +84,10 @@ def explain(error: BaseException, key: str | None = None) -> str:
         if isinstance(link, (ConfigAttributeError, ConfigKeyError)):
             wrong = str(key or link.full_key or link.key)
             return f"{wrong}: no such field; {did_you_mean(wrong, field_names())}"
-        # OmegaConf raises a template first, and the filled-in message from it.
-        if isinstance(link, OmegaConfBaseException) and "$VALUE" not in str(link):
-            return _bad_value(link, key or _overridden(error))
+    # OmegaConf raises a template first, and from it the message with the value and the place.
+    told = [e for e in _chain(error) if isinstance(e, OmegaConfBaseException) and "$VALUE" not in str(e)]
+    if told:
+        return _bad_value(next((e for e in told if e.full_key), told[0]), key or _overridden(error))
     return "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
 
 

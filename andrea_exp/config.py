@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
-from typing import Any
+from typing import Any, get_args
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
@@ -237,8 +237,9 @@ def field_names() -> list[str]:
     def walk(cls: type, prefix: str) -> Iterator[str]:
         for field in dataclasses.fields(cls):
             name = f"{prefix}{field.name}"
-            if dataclasses.is_dataclass(field.type):
-                yield from walk(field.type, f"{name}.")  # type: ignore[arg-type]
+            nested = next((t for t in (field.type, *get_args(field.type)) if dataclasses.is_dataclass(t)), None)
+            if nested:
+                yield from walk(nested, f"{name}.")  # type: ignore[arg-type]
             else:
                 yield name
 

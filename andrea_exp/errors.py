@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import NoReturn
 
 
 class UserError(Exception):
@@ -15,3 +16,8 @@ def did_you_mean(wrong: object, valid: Iterable[str]) -> str:
     if near:
         return f"did you mean {' or '.join(near)}?"
     return f"valid: {', '.join(words)}" if len(words) <= 20 else f"valid names include {', '.join(words[:20])}"
+
+
+def refuse_words(message: str) -> NoReturn:
+    """Stands in for argparse's `error`, which prints a usage of many lines before its one."""
+    raise UserError(message)

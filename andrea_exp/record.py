@@ -16,7 +16,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -77,7 +76,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """The content of a record, or None where there is none yet."""
     try:
         return json.loads(path.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 
@@ -95,13 +94,12 @@ def open_run(records: Path, config: RunConfig, fingerprint: str) -> Path:
 
 
 def require_writable(records: Path) -> None:
-    """Raises UserError unless files can be made in a records folder; makes the folder."""
-    try:
-        records.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=records):
-            pass
-    except OSError as error:
-        raise UserError(f"records={records}: cannot write there ({error.strerror})") from error
+    """Raises UserError unless a records folder can be written, or made where it is not there yet."""
+    nearest = next(p for p in (records.absolute(), *records.absolute().parents) if p.exists())
+    if not nearest.is_dir():
+        raise UserError(f"records={records}: cannot write there ({nearest} is a file)")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UserError(f"records={records}: cannot write there (no permission in {nearest})")
 
 
 def load_config(folder: Path) -> RunConfig:
@@ -189,7 +187,7 @@ def lease_holder(folder: Path) -> dict[str, Any] | None:
     path = folder / "lease.json"
     try:
         holder, beat = json.loads(path.read_text()), path.stat().st_mtime
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     if holder["host"] == socket.gethostname():
         try:

@@ -26,6 +26,7 @@ from andrea_exp.record import (
     Status,
     load_config,
     provenance,
+    read_json,
     read_metrics,
     start_over,
     write_json,
@@ -47,6 +48,9 @@ def execute(folder: Path, corpus: Path, threads: int) -> None:
     torch.set_num_threads(threads)
     try:
         with Lease(folder):
+            ended = read_json(folder / "summary.json")
+            if ended and Status(ended["status"]).finished:  # by another pool, while this process started
+                return
             start_over(folder)
             try:
                 write_json(folder / "summary.json", train(folder, corpus))

@@ -12,13 +12,14 @@ import sys
 from collections.abc import Sequence
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from andrea_exp.compose import CONF, explain
-from andrea_exp.errors import UserError
+from andrea_exp.errors import UserError, refuse_words
 
 MULTIRUN = ("-m", "--multirun")
 SHOWS_ONLY = ("--help", "-h", "--hydra-help", "--version", "--info", "-i", "--shell-completion", "-sc")
@@ -29,7 +30,10 @@ def app(config: DictConfig) -> None:
     """A single run is a sweep of one cell: the same process, records and table."""
     from andrea_exp.sweep.session import run_sweep
 
-    run_sweep(config, list(HydraConfig.get().overrides.task))
+    try:
+        run_sweep(config, list(HydraConfig.get().overrides.task))
+    except UserError as error:
+        sys.exit(_refuse(str(error)))  # as an exception, Hydra would announce it in a line of its own
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,20 +48,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.argv[1:] = words
         app()
     except UserError as error:
-        print(f"andrea-exp: {error}", file=sys.stderr)
-        return 2
+        return _refuse(str(error))
     except (HydraException, OmegaConfBaseException) as error:
-        print(f"andrea-exp: {explain(error)}", file=sys.stderr)
-        return 2
+        return _refuse(explain(error))
     return 0
+
+
+def _refuse(why: str) -> int:
+    print(f"andrea-exp: {why}", file=sys.stderr)
+    return 2
 
 
 def _check(words: list[str]) -> None:
     """Plans what the words ask for, so that a bad value stops `--cfg` too, before anything starts."""
     from andrea_exp.sweep.plan import plan_sweep
 
-    overrides = [w for w in words if "=" in w and not w.startswith("-")]
-    plan_sweep(overrides)
+    parser = get_args_parser()
+    parser.error = refuse_words  # type: ignore[method-assign]  # Hydra's prints its whole usage
+    plan_sweep(parser.parse_args(words).overrides)
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ class Watch(L.Callback):
         }
 
     def _diagnose(self, lit: LitGPT, step: int) -> Metrics:
-        if step and not self._diagnosed(step):
+        if not self._diagnosed(step):
             return {}
         assert self._val is not None
         tokens, targets = (t[:DIAGNOSIS_WINDOWS] for t in self._val)

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,10 @@ from andrea_exp.data.corpus import Document, content_hash, documents
 from andrea_exp.data.tokenizer import Tokenizer, make_tokenizer
 from andrea_exp.errors import UserError
 
+LEFT_OVER_S = 86400
 SPLIT_RULE = "groups by SHA-256 until the fraction of bytes is held out, v1"
+
+Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,10 @@ def prepare(data: DataConfig, corpora: Path, seq_len: int) -> Path:
     """
     folder = corpora / fingerprint(data)
     if not folder.exists():
-        _build(data, folder)
+        _build(data, folder, seq_len)
     _verify(folder)
-    _require_windows(load(folder), seq_len)
+    prepared = load(folder)
+    _require_windows({"train": len(prepared.train), "val": len(prepared.val)}, seq_len)
     return folder
 
 
@@ -84,16 +89,19 @@ def split(docs: Sequence[Document], val_fraction: float) -> tuple[list[Document]
     return [d for d in docs if d.group not in held], [d for d in docs if d.group in held]
 
 
-def _build(data: DataConfig, folder: Path) -> None:
+def _build(data: DataConfig, folder: Path, seq_len: int) -> None:
     docs = documents(data)
     train, val = split(docs, data.val_fraction)
     if not val:
         raise UserError(f"data: {len(docs)} document is too little to hold one out for validation")
     tokenizer = make_tokenizer(data, [d.text for d in train])
+    splits = {name: _encode(docs, tokenizer) for name, docs in (("train", train), ("val", val))}
+    _require_windows({name: sum(map(len, pieces)) for name, pieces in splits.items()}, seq_len)
     folder.parent.mkdir(parents=True, exist_ok=True)
+    _clear_leftovers(folder.parent)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        _write(partial, data, tokenizer, {"train": train, "val": val})
+        _write(partial, data, tokenizer, splits)
         try:
             partial.rename(folder)
         except OSError:  # another process was first, with the same tokens
@@ -103,7 +111,19 @@ def _build(data: DataConfig, folder: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write(folder: Path, data: DataConfig, tokenizer: Tokenizer, splits: dict[str, list[Document]]) -> None:
+def _clear_leftovers(corpora: Path) -> None:
+    """Removes what preparations that were killed a day ago or more had begun."""
+    for partial in corpora.glob(".*.*"):
+        if time.time() - partial.stat().st_mtime > LEFT_OVER_S:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _encode(docs: Sequence[Document], tokenizer: Tokenizer) -> list[Ids]:
+    """The tokens of each document, its end among them."""
+    return [np.append(tokenizer.encode(doc.text), tokenizer.end_of_text) for doc in docs]
+
+
+def _write(folder: Path, data: DataConfig, tokenizer: Tokenizer, splits: dict[str, list[Ids]]) -> None:
     size = len(tokenizer.lengths)
     dtype = "<u2" if size <= 65536 else "<u4"
     meta: dict[str, Any] = {
@@ -115,13 +135,12 @@ def _write(folder: Path, data: DataConfig, tokenizer: Tokenizer, splits: dict[st
         "dtype": dtype,
         "files": {},
     }
-    for name, docs in splits.items():
-        pieces = [np.append(tokenizer.encode(d.text), tokenizer.end_of_text) for d in docs]
+    for name, pieces in splits.items():
         tokens = np.concatenate(pieces)
         _write_synced(folder / f"{name}.bin", tokens.astype(dtype).tobytes())
         meta["files"][f"{name}.bin"] = _hash_file(folder / f"{name}.bin")
         meta[name] = {
-            "documents": len(docs),
+            "documents": len(pieces),
             "tokens": len(tokens),
             "bytes": int(tokenizer.lengths[tokens].sum()),
         }
@@ -133,7 +152,7 @@ def _write(folder: Path, data: DataConfig, tokenizer: Tokenizer, splits: dict[st
             np.save(folder / "doc_offsets.npy", np.cumsum([0] + [len(x) for x in pieces]))
     np.save(folder / "token_bytes.npy", tokenizer.lengths)
     tokenizer.save(folder / "tokenizer.json")
-    for other in ("token_bytes.npy", "unigram.npy", "tokenizer.json"):
+    for other in ("token_bytes.npy", "unigram.npy", "doc_offsets.npy", "tokenizer.json"):
         meta["files"][other] = _hash_file(folder / other)
     _write_synced(folder / "meta.json", json.dumps(meta, indent=2).encode())
 
@@ -163,10 +182,10 @@ def _verify(folder: Path) -> None:
         )
 
 
-def _require_windows(prepared: Prepared, seq_len: int) -> None:
-    for name, tokens in (("train", prepared.train), ("val", prepared.val)):
-        if len(tokens) < seq_len + 1:
+def _require_windows(lengths: dict[str, int], seq_len: int) -> None:
+    for name, tokens in lengths.items():
+        if tokens < seq_len + 1:
             raise UserError(
-                f"data: the {name} split has {len(tokens)} tokens, too short for one window of "
+                f"data: the {name} split has {tokens} tokens, too short for one window of "
                 f"model.seq_len={seq_len} and its target; use more text or a shorter window"
             )

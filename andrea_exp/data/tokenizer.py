@@ -49,6 +49,8 @@ class BPE:
 
     def __init__(self, inner: "object") -> None:
         self.inner = inner
+        # The end of text written out in a document is text; a saved tokenizer does not remember this.
+        inner.encode_special_tokens = True  # type: ignore[attr-defined]
         self.end_of_text = inner.token_to_id(END_OF_TEXT)  # type: ignore[attr-defined]
         tokens = [inner.id_to_token(i) for i in range(inner.get_vocab_size())]  # type: ignore[attr-defined]
         # In the byte-level alphabet each character stands for one byte.

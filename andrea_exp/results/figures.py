@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from andrea_exp.results.load import metrics_frame
+from andrea_exp.results.load import metrics_frame, select
 from andrea_exp.sweep.plan import Plan, Values
 
 # Okabe & Ito 2008.
@@ -33,7 +32,7 @@ def loss_curves(plan: Plan, records: Path) -> Figure:
     figure, panels = _panels(plan, "optimizer step", "training loss (nats a token)")
     for column, panel in panels:
         for colour, arm in zip(_cycle(COLOURS), plan.arms, strict=False):
-            runs = _pick(frame, arm, column)
+            runs = select(frame, arm, column)
             wide = runs.pivot_table(index="step", columns="label", values="value")
             if wide.empty:
                 continue
@@ -55,7 +54,7 @@ def gradient_norms_by_depth(plan: Plan, records: Path) -> Figure:
     figure, panels = _panels(plan, "block", "gradient norm of the MLP")
     for column, panel in panels:
         for colour, arm in zip(_cycle(COLOURS), plan.arms, strict=False):
-            runs = _pick(frame, arm, column)
+            runs = select(frame, arm, column)
             ends = ((runs["step"].min(), "--", None), (plan.cells[0].config.train.steps, "-", arm))
             for step, line, label in ends:
                 at = runs[runs["step"] == step].groupby("block")["value"]
@@ -90,13 +89,6 @@ def _panels(plan: Plan, x: str, y: str) -> tuple[Figure, list[tuple[Values, Axes
 def _legend(panels: list[tuple[Values, Axes]], title: str) -> None:
     """Beside the last panel, where it covers no line."""
     panels[-1][1].legend(title=title, frameon=False, loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
-
-
-def _pick(frame: pd.DataFrame, arm: str, column: Values) -> pd.DataFrame:
-    chosen = frame["arm"] == arm
-    for key, value in column.items():
-        chosen &= frame[key] == value
-    return frame[chosen]
 
 
 def _cycle(colours: tuple[str, ...]) -> Iterator[str]:

@@ -9,7 +9,7 @@ import pandas as pd
 from andrea_exp.compose import compose
 from andrea_exp.record import Status, read_json, read_metrics, run_folder, status
 from andrea_exp.results.choose import choose_tuned
-from andrea_exp.sweep.plan import Cell, Plan, plan_sweep
+from andrea_exp.sweep.plan import Cell, Plan, Values, plan_sweep
 
 SUMMARY = {
     "val_loss": "val/loss",
@@ -77,6 +77,14 @@ def metrics_frame(plan: Plan, records: Path, prefixes: Sequence[str] = ("",)) ->
     frame = pd.DataFrame(rows, columns=columns)
     frame["value"] = frame["value"].astype("float64")  # null, a non-finite value, becomes NaN
     return frame
+
+
+def select(frame: pd.DataFrame, arm: str, column: Values) -> pd.DataFrame:
+    """The rows of one arm in one column; a column's value may be null."""
+    chosen = frame["arm"] == arm
+    for key, value in column.items():
+        chosen &= frame[key].isna() if value is None else frame[key] == value
+    return frame[chosen]
 
 
 def _roles(cell: Cell) -> dict[str, Any]:

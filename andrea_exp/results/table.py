@@ -16,17 +16,17 @@ from typing import Any
 import pandas as pd
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 from scipy import stats
 
 from andrea_exp.config import get
 from andrea_exp.record import Status
-from andrea_exp.results.load import runs_frame
+from andrea_exp.results.load import runs_frame, select
 from andrea_exp.sweep.plan import Plan, Values
 
 LEAST_SEEDS = 3
-WIDE = 240
 
 
 @dataclass(frozen=True)
@@ -91,21 +91,15 @@ def ablation_table(plan: Plan, records: Path) -> AblationTable:
     )
 
 
-def _select(frame: pd.DataFrame, arm: str, column: Values) -> pd.DataFrame:
-    chosen = frame["arm"] == arm
-    for key, value in column.items():
-        chosen &= frame[key].isna() if value is None else frame[key] == value
-    return frame[chosen]
-
-
 def _cell(plan: Plan, reported: pd.DataFrame, arm: str, column: Values) -> TableCell:
-    runs = _select(reported, arm, column)
+    runs = select(reported, arm, column)
     done, diverged = runs[runs["status"] == Status.done], runs[runs["status"] == Status.diverged]
     clean = len(diverged) == 0 and len(done) > 0
     ended = [*done["val_loss"], *[math.inf] * len(diverged)]
     median = float(pd.Series(ended).median()) if ended else None
-    base = _select(reported, plan.spec.baseline, column)
-    tuned = {k: runs[k].iloc[0] for k in plan.spec.tune if k != "seed" and len(runs)}
+    base = select(reported, plan.spec.baseline, column)
+    reports = (c for c in plan.cells if c.purpose == "report" and c.arm == arm and c.column == column)
+    tuned = next((c.tuned for c in reports), {})
     return TableCell(
         arm=arm,
         column=column,
@@ -245,8 +239,11 @@ def _grid(table: AblationTable) -> tuple[list[str], list[list[str]]]:
 
 def print_table(table: AblationTable) -> None:
     """On a terminal in its width; elsewhere as wide as the table is."""
-    console = Console()
-    (console if console.is_terminal else Console(width=WIDE)).print(to_rich(table))
+    console, rich = Console(), to_rich(table)
+    if not console.is_terminal:
+        endless = Console(width=10**6)
+        console = Console(width=max(80, Measurement.get(endless, endless.options, rich).maximum))
+    console.print(rich)
 
 
 def to_rich(table: AblationTable) -> RichTable:
@@ -286,7 +283,8 @@ def to_csv(table: AblationTable) -> str:
         column, tuned = values.pop("column"), values.pop("tuned")
         values["signatures"] = " ".join(values["signatures"])
         rows.append({"arm": values.pop("arm"), **column, **tuned, **values})
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    columns = max(rows, key=len)  # arms that wait for their tuning have no tuned values yet
+    writer = csv.DictWriter(out, list(columns), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()

@@ -1,6 +1,7 @@
 """A sweep's cells: the roles of its fields expanded into runs, each with its config and its signature."""
 
 import copy
+import hashlib
 import itertools
 import json
 import re
@@ -8,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, QuotedString
 from omegaconf import DictConfig, OmegaConf
 
 from andrea_exp import data
@@ -41,9 +42,9 @@ class Cell:
 
     @property
     def slug(self) -> str:
-        """The label as a file name; where that needed a change, the signature keeps names apart."""
+        """The label as a file name; where that needed a change, a hash of the label keeps names apart."""
         safe = re.sub(r"[^A-Za-z0-9._=,+-]", "_", self.label)[:120]
-        return safe if safe == self.label else f"{safe}-{self.signature[:6]}"
+        return safe if safe == self.label else f"{safe}-{hashlib.sha256(self.label.encode()).hexdigest()[:6]}"
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,18 @@ def plan_composed(composed: DictConfig, overrides: Sequence[Override], choose: C
 def _sweep_values(override: Override) -> list[Any]:
     if not override.is_discrete_sweep():
         raise UserError(f"{override.input_line}: an interval has no values to run; list them")
-    return [str(v) if isinstance(v, str) else v for v in override.sweep_iterator()]
+    return [_unquoted(value) for value in override.sweep_iterator()]
+
+
+def _unquoted(value: Any) -> Any:
+    """Hydra's parse of one swept value as plain containers."""
+    if isinstance(value, QuotedString):
+        return value.text
+    if isinstance(value, list):
+        return [_unquoted(v) for v in value]
+    if isinstance(value, dict):
+        return {_unquoted(k): _unquoted(v) for k, v in value.items()}
+    return value
 
 
 def _ad_hoc(swept: Mapping[str, list[Any]], fixed: Mapping[str, list[Any]]) -> SweepConfig:
@@ -96,11 +108,16 @@ def _ad_hoc(swept: Mapping[str, list[Any]], fixed: Mapping[str, list[Any]]) -> S
     axes = {k: v for k, v in swept.items() if k != "seed"}
     compared = next(iter(axes), None)
     alone = ",".join(f"{k.split('.')[-1]}={v[0]}" for k, v in fixed.items()) or "defaults"
-    arms = {str(v): {compared: v} for v in axes.pop(compared)} if compared else {alone: {}}
+    arms = {_arm(compared, v): {compared: v} for v in axes.pop(compared)} if compared else {alone: {}}
     if compared and len(arms) < len(swept[compared]):
         raise UserError(f"{compared}: the same value twice")
     repeat = {"seed": swept["seed"]} if "seed" in swept else {}
     return SweepConfig("", next(iter(arms)), arms, axes, {}, repeat)
+
+
+def _arm(key: str, value: Any) -> str:
+    """What a swept value is called: a word says enough, a number needs its field."""
+    return value if isinstance(value, str) else f"{key.split('.')[-1]}={value}"
 
 
 def _narrow(
@@ -125,7 +142,7 @@ def _narrow(
     return SweepConfig(spec.question, spec.baseline, spec.compare, roles["across"], spec.tune, roles["repeat"])
 
 
-def _check_roles(spec: SweepConfig, name: str) -> None:
+def _check_roles(spec: SweepConfig, name: str, base: DictConfig) -> None:
     compared = {key for arm in spec.compare.values() for key in arm}
     if not spec.compare:
         raise UserError(f"sweep {name}: compares no arms")
@@ -145,16 +162,24 @@ def _check_roles(spec: SweepConfig, name: str) -> None:
             raise UserError(f"sweep {name}: {', '.join(sorted(shared))} has two roles, {one} and {other}")
     for role in (spec.across, spec.tune, spec.repeat):
         for key, values in role.items():
-            if not values or len({json.dumps(v) for v in values}) < len(values):
+            if not values or len({_canonical(base, key, v) for v in values}) < len(values):
                 raise UserError(f"sweep {name}: {key} has {'a value twice' if values else 'no values'}")
-    if spec.tune and not set(spec.tune.get("seed", [])).isdisjoint(spec.repeat.get("seed", [])):
+    reported = {_canonical(base, "seed", seed) for seed in spec.repeat.get("seed", [base.seed])}
+    if any(_canonical(base, "seed", seed) in reported for seed in spec.tune.get("seed", [])):
         raise UserError(f"sweep {name}: a seed that tunes must not be reported; give tune.seed other seeds")
     if spec.tune and "seed" not in spec.tune:
         raise UserError(f"sweep {name}: tunes without seeds of its own; add tune.seed")
 
 
+def _canonical(base: DictConfig, key: str, value: Any) -> str:
+    """A value as its field's type has it, so that 1 and 1.0 are one."""
+    config = copy.deepcopy(base)
+    set_field(config, key, value)
+    return repr(OmegaConf.select(config, key))
+
+
 def _expand(name: str, base: DictConfig, spec: SweepConfig, choose: Chooser | None) -> Plan:
-    _check_roles(spec, name)
+    _check_roles(spec, name, base)
     swept = frozenset(
         {key for arm in spec.compare.values() for key in arm} | set(spec.across) | set(spec.tune) | set(spec.repeat)
     )
