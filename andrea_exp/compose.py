@@ -15,8 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from andrea_exp import ROOT
-from andrea_exp.config import RunConfig, field_names
+from andrea_exp.config import RunConfig
 from andrea_exp.errors import UserError, did_you_mean
+from andrea_exp.rules import field_names
 
 CONF = ROOT / "conf"
 ConfigStore.instance().store("schema", RunConfig)

@@ -104,9 +104,11 @@ class Watch(L.Callback):
         assert self._val is not None
         tokens, targets = self._val
         size = max(1, self.config.train.batch_size // self.config.train.accumulate)
+        lit.model.eval()
         with lit.trainer.precision_plugin.forward_context():
             pairs = zip(tokens.split(size), targets.split(size), strict=True)
             losses = torch.cat([lit.model.loss(x, y, reduction="none").double() for x, y in pairs])
+        lit.model.train()
         windows = losses.mean(1)
         error = windows.std() / math.sqrt(len(windows)) if len(windows) > 1 else torch.tensor(math.nan)
         return {
