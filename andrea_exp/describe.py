@@ -18,7 +18,21 @@ from andrea_exp.record import load_config
 from andrea_exp.results.figures import COLOURS
 from andrea_exp.sweep.plan import plan_sweep
 
-SHOWN = ["n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff", "seq_len", "vocab_size", "activation", "norm_placement", "norm_type", "block_layout", "position", "tied_head", "bias"]
+SHOWN = (
+    *("n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff", "seq_len", "vocab_size", "activation"),
+    *("norm_placement", "norm_type", "block_layout", "position", "tied_head", "bias"),
+)
+# One colour a part in every bar.
+BLUE, RED, GREEN, PINK, ORANGE, SKY, BLACK, _ = COLOURS
+COLOUR = {
+    **dict.fromkeys(("attention", "attention projections", "weights"), BLUE),
+    **dict.fromkeys(("mlp", "activations"), RED),
+    **dict.fromkeys(("token embedding", "embedding row", "optimizer"), GREEN),
+    **dict.fromkeys(("head", "gradients"), PINK),
+    **dict.fromkeys(("attention scores and mix", "key/value cache"), ORANGE),
+    "positions": SKY,
+    "norms": BLACK,
+}
 
 
 def config_of(name: str, overrides: Sequence[str]) -> RunConfig:
@@ -117,7 +131,7 @@ def human(value: float) -> str:
 def _parts(title: str, parts: dict[str, float], exact: bool = False) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
     for justify in ("left", "right", "right"):
-        table.add_column(justify=justify, min_width=12)  # type: ignore[arg-type]
+        table.add_column(justify=justify, min_width=12)
     whole = sum(parts.values())
     for name, value in {**parts, "total": whole}.items():
         shown = f"{value:,.0f}" if exact else human(value)
@@ -138,9 +152,9 @@ def picture(found: dict[str, Any], name: str) -> Figure:
     axes = figure.subplots(1, len(bars))
     for panel, (title, parts) in zip(axes, bars.items(), strict=True):
         bottom, whole = 0.0, sum(parts.values())
-        for colour, (part, value) in zip(COLOURS, parts.items(), strict=False):
+        for part, value in parts.items():
             share = 100 * value / whole
-            panel.bar(0, share, bottom=bottom, color=colour, label=f"{part} {share:.1f}%", width=1)
+            panel.bar(0, share, bottom=bottom, color=COLOUR[part], label=f"{part} {share:.1f}%", width=1)
             bottom += share
         panel.set_title(f"{title}\n{human(whole)}", fontsize=9)
         panel.set_xticks([])
