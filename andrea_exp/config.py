@@ -166,7 +166,11 @@ class TrainConfig:
     steps: int = MISSING
     batch_size: int = MISSING  # sequences an optimizer step
     accumulate: int = MISSING  # micro-batches an optimizer step
+    ranks: int = MISSING  # processes that share each micro-batch (DDP)
     precision: Precision = MISSING
+    compile: bool = MISSING  # the trunk, by torch.compile
+    recompute: bool = MISSING  # blocks in the backward pass instead of keeping their activations
+    deterministic: bool = MISSING  # the same bits on a GPU too
     device: Device = MISSING
 
 

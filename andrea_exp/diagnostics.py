@@ -69,13 +69,14 @@ class GroupNorms:
         part_of = groups(model)
         self.names = list(dict.fromkeys(part_of.values()))
         rows = [self.names.index(part) for part in part_of.values()]
-        device = next(model.parameters()).device
-        self.member = torch.zeros(len(self.names), len(rows), device=device)
+        first = next(model.parameters())
+        dtype = torch.promote_types(first.dtype, torch.float32)
+        self.member = torch.zeros(len(self.names), len(rows), dtype=dtype, device=first.device)
         self.member[rows, range(len(rows))] = 1
 
     def __call__(self, tensors: list[Tensor]) -> Tensor:
-        """(1 + groups,) float32: the total first. One tensor a parameter, in `named_parameters` order."""
-        each = torch.stack(torch._foreach_norm(tensors)).float()
+        """(1 + groups,) float32 or wider, the total first. One tensor a parameter, in `named_parameters` order."""
+        each = torch.stack(torch._foreach_norm(tensors)).to(self.member.dtype)
         return torch.cat((each.norm()[None], (self.member @ each.square()).sqrt()))
 
     def named(self, prefix: str, norms: Tensor) -> Metrics:
@@ -86,7 +87,7 @@ def diagnose(model: GPT, tokens: Tensor, targets: Tensor) -> Metrics:
     """All metrics of one batch (B, T) of ids: streams, branches, attention, gradients. Weights stay untouched."""
     training = model.training
     model.eval()
-    with torch.enable_grad(), _tapped(model) as taps:
+    with torch.compiler.set_stance("force_eager"), torch.enable_grad(), _tapped(model) as taps:
         loss = model.loss(tokens, targets)
         gradients = torch.autograd.grad(loss, [*taps.streams, *model.parameters()])
     model.train(training)

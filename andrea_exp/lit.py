@@ -51,7 +51,7 @@ class LitGPT(L.LightningModule):
     def training_step(self, _: Any, batch_idx: int) -> Tensor:
         c = self.config
         micro = batch_idx % c.train.accumulate
-        ids = train_batch(
+        whole = train_batch(
             self.prepared,
             c.seed,
             self.trainer.global_step,
@@ -59,6 +59,7 @@ class LitGPT(L.LightningModule):
             c.train.batch_size // c.train.accumulate,
             c.model.seq_len,
         )
+        ids = (a[self.global_rank :: c.train.ranks] for a in whole)
         if c.model.dropout:
             torch.manual_seed(dropout_seed(c.seed, self.trainer.global_step, micro, self.global_rank))
         tokens, targets = (torch.from_numpy(a).to(self.device) for a in ids)

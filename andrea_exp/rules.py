@@ -210,7 +210,7 @@ def _require(ok: bool, message: str) -> None:
 def _check_sizes(c: RunConfig) -> None:
     positive = (
         "model.d_model model.n_layers model.n_heads model.seq_len model.vocab_size data.val_windows "
-        "train.steps train.batch_size train.accumulate log.every log.validate_every pool.threads"
+        "train.steps train.batch_size train.accumulate train.ranks log.every log.validate_every pool.threads"
     )
     for name in positive.split():
         _require(get(c, name) >= 1, f"{name}={get(c, name)}: must be at least 1")
@@ -311,8 +311,8 @@ def _check_optim(c: RunConfig) -> None:
 def _check_train(c: RunConfig) -> None:
     t = c.train
     _require(
-        t.batch_size % t.accumulate == 0,
-        f"train.batch_size={t.batch_size} is not divisible by train.accumulate={t.accumulate}",
+        t.batch_size % (t.accumulate * t.ranks) == 0,
+        f"train.batch_size={t.batch_size} is not divisible by train.accumulate={t.accumulate} x train.ranks={t.ranks}",
     )
     _require(
         t.precision.name != "fp16-mixed" or t.device is not Device.cpu,

@@ -4,6 +4,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from andrea_exp.config import BlockLayout, EmbeddingScale, ModelConfig, Position
 from andrea_exp.model.attention import Attention, RelativeBias, sinusoids
@@ -40,11 +41,15 @@ class Trunk(nn.Module):
         super().__init__()
         self.opening = Opening(config)
         self.blocks = nn.ModuleList(Block(config, index) for index in range(config.n_layers))
+        self.recompute = False  # blocks in the backward pass, instead of keeping their activations
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         stream, read = x, self.opening(x)
         for block in self.blocks:
-            stream, read = block(stream, read, bias)
+            if self.recompute and self.training:
+                stream, read = checkpoint(block, stream, read, bias, use_reentrant=False)
+            else:
+                stream, read = block(stream, read, bias)
         return read
 
 
