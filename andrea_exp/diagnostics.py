@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,23 +15,31 @@ from torch import Tensor, nn
 from andrea_exp import ops
 from andrea_exp.model import GPT
 from andrea_exp.model.gpt import Block
+from andrea_exp.model.residual import Junction
 
 Metrics = dict[str, float]
 
 
 @dataclass
 class Taps:
-    """Tensors caught on their way, one a block: streams (B, T, D) etc."""
+    """Tensors caught on their way through the junctions, attentions and MLPs, in the order of the forward pass."""
 
-    streams: list[Tensor] = field(default_factory=list)  # entering each sublayer, attention and MLP in turn
+    streams: list[Tensor] = field(default_factory=list)  # entering each junction, (B, T, D)
     deltas: list[Tensor] = field(default_factory=list)
-    attention_reads: list[Tensor] = field(default_factory=list)
+    attention: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)  # what it reads, its bias
     hidden: list[Tensor] = field(default_factory=list)  # (B, T, F), after the activation
     last_stream: Tensor | None = None
 
 
 def blocks_of(model: GPT) -> list[Block]:
     return [block for block in model.trunk.blocks if isinstance(block, Block)]
+
+
+def junctions_of(block: Block) -> list[tuple[str, Junction]]:
+    """A block's junctions and the branch that each closes; a parallel block has one, for the sum of both."""
+    if block.attn_junction is None:
+        return [("attn+mlp", block.mlp_junction)]
+    return [("attn", block.attn_junction), ("mlp", block.mlp_junction)]
 
 
 def block_name(model: GPT, index: int) -> str:
@@ -45,7 +52,7 @@ def groups(model: GPT) -> dict[str, str]:
 
     def part(name: str) -> str:
         words = name.split(".")
-        if words[0] != "trunk":
+        if words[0] != "trunk":  # "embedding" has everything before the trunk: tables, T5's bias, its norm
             return "head" if words[0] == "head" else "embedding"
         if words[1] == "opening":
             return "opening"
@@ -78,23 +85,28 @@ class GroupNorms:
 
 def diagnose(model: GPT, tokens: Tensor, targets: Tensor) -> Metrics:
     """All metrics of one batch (B, T) of ids: streams, branches, attention, gradients. Weights stay untouched."""
-    with torch.enable_grad(), _tapped(model) as taps:
+    training = model.training
+    model.eval()
+    with torch.compiler.set_stance("force_eager"), torch.enable_grad(), _tapped(model) as taps:
         loss = model.loss(tokens, targets)
-        parameters = list(model.parameters())
-        gradients = torch.autograd.grad(loss, [*taps.streams, *parameters])
+        gradients = torch.autograd.grad(loss, [*taps.streams, *model.parameters()])
+    model.train(training)
     stream_grads, parameter_grads = gradients[: len(taps.streams)], list(gradients[len(taps.streams) :])
     norms = GroupNorms(model)
     metrics = norms.named("grad_norm", norms(parameter_grads))
+    assert taps.last_stream is not None
     with torch.no_grad():
+        passed = iter(zip(taps.streams, taps.deltas, stream_grads, strict=True))
         for index, block in enumerate(blocks_of(model)):
             name = block_name(model, index)
-            metrics |= _stream_metrics(name, taps.streams[2 * index], stream_grads[2 * index])
-            for offset, branch in enumerate(("attn", "mlp")):
-                stream, delta = taps.streams[2 * index + offset], taps.deltas[2 * index + offset]
-                metrics[f"branch/ratio/{name}/{branch}"] = (_rms(delta) / _rms(stream)).item()
-            metrics |= _attention_metrics(name, block.attn.logits(taps.attention_reads[index]))
+            for number, (branch, junction) in enumerate(junctions_of(block)):
+                stream, delta, gradient = next(passed)
+                if number == 0:
+                    metrics |= _stream_metrics(name, stream, gradient)
+                ratio = _rms(junction.correction(delta)) / _rms(stream)
+                metrics[f"branch/ratio/{name}/{branch}"] = ratio.item()
+            metrics |= _attention_metrics(name, block.attn.logits(*taps.attention[index]))
             metrics |= _activation_metrics(name, taps.hidden[index], block.mlp.activation is ops.relu)
-        assert taps.last_stream is not None
         metrics["stream/rms/final"] = _rms(taps.last_stream).item()
     return metrics
 
@@ -108,14 +120,11 @@ def _tapped(model: GPT) -> Iterator[Taps]:
         taps.deltas.append(args[1])
         taps.last_stream = output[0]
 
-    def keep_input(kept: list[Tensor]) -> Any:
-        return lambda _module, args: kept.append(args[0])
-
     handles = []
     for block in blocks_of(model):
-        handles += [j.register_forward_hook(at_junction) for j in (block.attn_junction, block.mlp_junction)]
-        handles.append(block.attn.register_forward_pre_hook(keep_input(taps.attention_reads)))
-        handles.append(block.mlp.down_proj.register_forward_pre_hook(keep_input(taps.hidden)))
+        handles += [junction.register_forward_hook(at_junction) for _, junction in junctions_of(block)]
+        handles.append(block.attn.register_forward_pre_hook(lambda _, args: taps.attention.append(args)))
+        handles.append(block.mlp.down_proj.register_forward_pre_hook(lambda _, args: taps.hidden.append(args[0])))
     try:
         yield taps
     finally:

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import lightning.pytorch as L
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +30,11 @@ def lr_factor(optim: OptimConfig, steps: int, step: int) -> float:
     return optim.min_lr_ratio + (1 - optim.min_lr_ratio) * min(1.0, left)
 
 
+def dropout_seed(*place: int) -> int:
+    """A seed for the global generator from (seed, step, micro-step, rank): dropout keeps no state of its own."""
+    return int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0] >> 1)
+
+
 class LitGPT(L.LightningModule):
     """Trains `model`; batches come from (seed, step, micro-step), never from a loader's state."""
 
@@ -45,7 +51,7 @@ class LitGPT(L.LightningModule):
     def training_step(self, _: Any, batch_idx: int) -> Tensor:
         c = self.config
         micro = batch_idx % c.train.accumulate
-        ids = train_batch(
+        whole = train_batch(
             self.prepared,
             c.seed,
             self.trainer.global_step,
@@ -53,6 +59,9 @@ class LitGPT(L.LightningModule):
             c.train.batch_size // c.train.accumulate,
             c.model.seq_len,
         )
+        ids = (a[self.global_rank :: c.train.ranks] for a in whole)
+        if c.model.dropout:
+            torch.manual_seed(dropout_seed(c.seed, self.trainer.global_step, micro, self.global_rank))
         tokens, targets = (torch.from_numpy(a).to(self.device) for a in ids)
         loss = self.model.loss(tokens, targets)
         self.losses.append(loss.detach())

@@ -28,8 +28,9 @@ from typing import Any
 import psutil
 
 from andrea_exp import NUMERICS_VERSION, ROOT
-from andrea_exp.config import RunConfig, as_dict, from_dict, identity, signature
+from andrea_exp.config import RunConfig, as_dict, from_dict
 from andrea_exp.errors import UserError
+from andrea_exp.rules import identity, signature
 
 HEARTBEAT_S = 5.0
 STALE_S = 60.0

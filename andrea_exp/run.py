@@ -39,13 +39,17 @@ SPIKE_SD = 7.0
 SPIKE_WINDOW = 100
 
 
-def execute(folder: Path, corpus: Path, threads: int) -> None:
+def execute(folder: Path, corpus: Path, threads: int, rank: int = 0) -> None:
     """Runs the config recorded in `folder` on the prepared `corpus`, and leaves a summary whatever happens.
 
-    Ends the process: 0 done or diverged, 1 failed, 75 another process holds the run.
+    Of a distributed run's ranks the first one alone writes. Ends the process: 0 done or diverged, 1 failed,
+    75 another process holds the run.
     """
     _own_output(folder / "log.txt")
     torch.set_num_threads(threads)
+    if rank:
+        train(folder, corpus, rank)
+        return
     try:
         with Lease(folder):
             ended = read_json(folder / "summary.json")
@@ -67,20 +71,25 @@ def failure(reason: str, status: Status = Status.failed) -> dict[str, Any]:
     return {"status": str(status), "reason": reason}
 
 
-def train(folder: Path, corpus: Path) -> dict[str, Any]:
-    """Trains one run and returns its summary."""
+def train(folder: Path, corpus: Path, rank: int = 0) -> dict[str, Any]:
+    """Trains one run and returns its summary; ranks after the first write nothing and have none."""
     config, started = load_config(folder), time.time()
     prepared = data.load(corpus)
     if config.train.precision.name == "64-true":
         torch.set_default_dtype(torch.float64)
     model = GPT(config.model, config.seed)
-    watch = Watch(config, folder)
+    model.trunk.recompute = config.train.recompute
+    if config.train.compile:
+        model.trunk.compile(fullgraph=True)
+    watch = Watch(config, folder if rank == 0 else None)
     trainer = _trainer(config, watch)
-    device = trainer.strategy.root_device
-    write_json(folder / "provenance.json", _provenance(config, corpus.name, device))
+    if rank == 0:
+        write_json(folder / "provenance.json", _provenance(config, corpus.name, trainer.strategy.root_device))
     if watch.view:
         watch.view.hyper_parameters(_flat(config), started)
     trainer.fit(LitGPT(config, model, prepared), train_dataloaders=range(config.train.steps * config.train.accumulate))
+    if watch.writer is None:
+        return {}
     watch.writer.close()
     summary = summarise(config, read_metrics(folder), watch.unigram, watch.non_finite_step)
     summary["parameters"] = sum(p.numel() for p in model.parameters())
@@ -100,7 +109,9 @@ def _trainer(config: RunConfig, watch: Watch) -> L.Trainer:
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     return L.Trainer(
         accelerator=resolve_device(config.train.device),
-        devices=1,
+        devices=config.train.ranks,
+        strategy="ddp" if config.train.ranks > 1 else "auto",
+        deterministic=config.train.deterministic,
         precision=config.train.precision.name,  # type: ignore[arg-type]
         max_steps=config.train.steps,
         accumulate_grad_batches=config.train.accumulate,

@@ -24,10 +24,11 @@ DIAGNOSIS_WINDOWS = 8
 class Watch(L.Callback):
     """Measures at steps, never at batches: `step` counts optimizer steps done, 0 is the untrained model."""
 
-    def __init__(self, config: RunConfig, folder: Path) -> None:
+    def __init__(self, config: RunConfig, folder: Path | None) -> None:
+        """`folder` is None in the ranks that only measure along."""
         self.config = config
-        self.writer = MetricsWriter(folder)
-        self.view = View(folder) if config.tensorboard else None
+        self.writer = MetricsWriter(folder) if folder else None
+        self.view = View(folder) if folder and config.tensorboard else None
         self.non_finite_step: int | None = None
         self.first_step_at: float | None = None  # wall time when the first training step began
         self.training_s = 0.0
@@ -42,7 +43,7 @@ class Watch(L.Callback):
         self._val = (tokens, targets)
         self.val_bytes = int(lit.prepared.token_bytes[ids[1]].sum())
         self.unigram = unigram_loss(lit.prepared, ids[1])
-        self._write(trainer, {"step": 0, "tokens": 0, **self._validate(lit), **self._diagnose(lit, 0)})
+        self._write({"step": 0, "tokens": 0, **self._validate(lit), **self._diagnose(lit, 0)})
         self.first_step_at = time.time()
         self._since = time.perf_counter()
 
@@ -69,13 +70,13 @@ class Watch(L.Callback):
             row |= self._diagnose(lit, step)
         else:
             trainer.should_stop = True
-        self._write(trainer, row)
+        self._write(row)
         self._logged_step, self._since = step, time.perf_counter()
 
     def _training_row(self, lit: LitGPT, step: int, seconds: float) -> Metrics:
         c = self.config
         losses = torch.stack(lit.losses).view(-1, c.train.accumulate).mean(1)
-        values = losses.tolist()
+        values = lit.trainer.strategy.reduce(losses, reduce_op="mean").tolist()
         bad = [i for i, loss in enumerate(values) if not math.isfinite(loss)]
         if bad:
             self.non_finite_step = self._logged_step + 1 + bad[0]
@@ -104,9 +105,11 @@ class Watch(L.Callback):
         assert self._val is not None
         tokens, targets = self._val
         size = max(1, self.config.train.batch_size // self.config.train.accumulate)
+        lit.model.eval()
         with lit.trainer.precision_plugin.forward_context():
             pairs = zip(tokens.split(size), targets.split(size), strict=True)
             losses = torch.cat([lit.model.loss(x, y, reduction="none").double() for x, y in pairs])
+        lit.model.train()
         windows = losses.mean(1)
         error = windows.std() / math.sqrt(len(windows)) if len(windows) > 1 else torch.tensor(math.nan)
         return {
@@ -138,11 +141,11 @@ class Watch(L.Callback):
     def _validated(self, step: int) -> bool:
         return step % self.config.log.validate_every == 0 or step == self.config.train.steps
 
-    def _write(self, trainer: L.Trainer, row: Mapping[str, float]) -> None:
-        if trainer.is_global_zero:
+    def _write(self, row: Mapping[str, float]) -> None:
+        if self.writer:
             self.writer.write(dict(row))
-            if self.view:
-                self.view.write(dict(row), time.time())
+        if self.view:
+            self.view.write(dict(row), time.time())
 
 
 def _lit(module: L.LightningModule) -> LitGPT:

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from andrea_exp import config as config_module
 from andrea_exp import data
+from andrea_exp import rules as rules_module
 from andrea_exp.config import (
-    CONDITIONAL,
-    IDENTITY_SECTIONS,
     Activation,
     Init,
     ModelConfig,
@@ -29,12 +28,10 @@ from andrea_exp.config import (
     NormType,
     Position,
     RunConfig,
-    field_names,
+    SweepConfig,
     from_dict,
-    get,
     parse_ratio,
     round_width,
-    signature,
 )
 from andrea_exp.errors import UserError
 from andrea_exp.model import GPT
@@ -42,6 +39,7 @@ from andrea_exp.model import init as init_module
 from andrea_exp.model import residual as residual_module
 from andrea_exp.model.attention import Rope
 from andrea_exp.model.layers import Norm
+from andrea_exp.rules import CONDITIONAL, IDENTITY_SECTIONS, field_names, get, signature
 from andrea_exp.sweep.plan import plan_sweep
 
 torch.set_num_threads(1)
@@ -51,16 +49,11 @@ def every(field: str, choices: type[Enum]) -> str:
     return f"model.{field}=" + ",".join(c.name for c in choices)
 
 
-def combinations() -> dict[str, ModelConfig]:
-    """Every combination of the choices that shape a block, under a name; a dead norm type is there once."""
-    axes = (
-        every("norm_placement", NormPlacement),
-        every("norm_type", NormType),
-        every("activation", Activation),
-        every("position", Position),
-    )
-    models = [cell.config.model for cell in plan_sweep([*TINY, *axes]).cells]
+AXES = {"norm_placement": NormPlacement, "norm_type": NormType, "activation": Activation, "position": Position}
+FOUR_BLOCKS = [*(t for t in TINY if "n_layers" not in t), "model.n_layers=4"]  # mix has a first quarter from 4 on
 
+
+def named(models: list[ModelConfig]) -> dict[str, ModelConfig]:
     def name(m: ModelConfig) -> str:
         norm = m.norm_type.name if m.norm_type else "no_norm"
         return f"{m.norm_placement.name}-{norm}-{m.activation.name}-{m.position.name}"
@@ -68,7 +61,31 @@ def combinations() -> dict[str, ModelConfig]:
     return {name(m): m for m in models}
 
 
-COMBINATIONS = combinations()
+def combinations(**fixed: str) -> dict[str, ModelConfig]:
+    """Every combination of the choices that shape a block, under a name; a dead norm type is there once."""
+    axes = [every(f, choices) for f, choices in AXES.items() if f not in fixed]
+    words = [f"model.{field}={value}" for field, value in fixed.items()]
+    return named([cell.config.model for cell in plan_sweep([*FOUR_BLOCKS, *axes, *words]).cells])
+
+
+def covering() -> dict[str, ModelConfig]:
+    """Every placement with every norm type, the other choices taking turns: each of them meets most of the others."""
+    pairs = plan_sweep([*FOUR_BLOCKS, every("norm_placement", NormPlacement), every("norm_type", NormType)]).cells
+    activations, positions = itertools.cycle(Activation), itertools.cycle(Position)
+    turns = [
+        dataclasses.replace(
+            cell.config.model,
+            activation=next(activations),
+            position=(position := next(positions)),
+            rope_theta=1e4 if position is Position.rope else None,
+        )
+        for cell in pairs
+        for _ in range(3)
+    ]
+    return named(turns)
+
+
+COMBINATIONS = covering()
 at_every_combination = pytest.mark.parametrize("config", COMBINATIONS.values(), ids=COMBINATIONS.keys())
 
 
@@ -91,8 +108,26 @@ def scattered(config: ModelConfig) -> GPT:
 # Causality and positions
 
 
-@at_every_combination
-def test_a_token_reaches_its_own_and_later_logits_alone(config: ModelConfig) -> None:
+@pytest.mark.parametrize("placement", [p.name for p in NormPlacement])
+def test_a_token_reaches_its_own_and_later_logits_alone(placement: str) -> None:
+    """At every combination of all axes."""
+    models = combinations(norm_placement=placement)
+    assert len(models) == (1 if placement == "none" else len(NormType)) * len(Activation) * len(Position)
+    for config in models.values():
+        check_causality(config)
+
+
+OTHER_AXES = ("block_layout=parallel", "residual=false", "n_kv_heads=1", "d_head=6", "qk_norm=per_head", "qk_norm=full")
+
+
+@pytest.mark.parametrize(
+    "axis", [*OTHER_AXES, "branch_multiplier=inv_depth", "embedding_norm=true", "final_norm=false"]
+)
+def test_the_other_axes_are_causal_too(axis: str) -> None:
+    check_causality(make(f"model.{axis}").model)
+
+
+def check_causality(config: ModelConfig) -> None:
     """Row t changes the tokens from t on: its logits before t keep every bit, all others change."""
     T = config.seq_len
     tokens = tokens_of(config)[:1].expand(T, T)
@@ -164,9 +199,13 @@ def hand_norm(norm: Norm) -> Callable[[Tensor], Tensor]:
     """A norm's formula with its parameters."""
 
     def apply(x: Tensor) -> Tensor:
-        if norm.kind == "layernorm":
+        gain = 1 + norm.gain if norm.norm_type is NormType.rmsnorm_1p else norm.gain
+        if norm.norm_type is NormType.layernorm:
             x = x - x.mean(-1, keepdim=True)
-        scaled = x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.gain
+        if norm.norm_type is NormType.dyt:
+            scaled = gain * torch.tanh(norm.alpha * x)
+        else:
+            scaled = x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * gain
         return scaled if norm.bias is None else scaled + norm.bias
 
     return apply
@@ -188,6 +227,33 @@ def post(x: Tensor, sublayers: list[Function], norms: list[Function]) -> Tensor:
     return x
 
 
+def peri(x: Tensor, sublayers: list[Function], norms: list[Function]) -> Tensor:
+    read, *rest = norms
+    for i, F in enumerate(sublayers):
+        x = x + rest[2 * i](F(read(x)))
+        read = rest[2 * i + 1]
+    return read(x)
+
+
+def reordered(x: Tensor, sublayers: list[Function], norms: list[Function]) -> Tensor:
+    *inner, final = norms
+    for F, N in zip(sublayers, inner, strict=True):
+        x = x + N(F(x))
+    return final(x)
+
+
+def layer_scaled(x: Tensor, sublayers: list[Function], norms: list[Function]) -> Tensor:
+    *inner, final = norms
+    for i, (F, N) in enumerate(zip(sublayers, inner, strict=True)):
+        x = x + F(N(x) / math.sqrt(i // 2 + 1))  # block l = 1, 2, ... has two sublayers
+    return final(x)
+
+
+def mix(x: Tensor, sublayers: list[Function], norms: list[Function]) -> Tensor:
+    quarter = len(sublayers) // 4
+    return pre(post(x, sublayers[:quarter], norms[:quarter]), sublayers[quarter:], norms[quarter:])
+
+
 def deepnorm(x: Tensor, sublayers: list[Function], norms: list[Function]) -> Tensor:
     alpha = len(sublayers) ** 0.25  # (2L)^(1/4): two sublayers a block
     for F, N in zip(sublayers, norms, strict=True):
@@ -205,7 +271,11 @@ def none(x: Tensor, sublayers: list[Function], norms: list[Function]) -> Tensor:
 FORMULAS = {
     NormPlacement.pre: pre,
     NormPlacement.post: post,
+    NormPlacement.peri: peri,
+    NormPlacement.reordered: reordered,
     NormPlacement.deepnorm: deepnorm,
+    NormPlacement.layer_scaled: layer_scaled,
+    NormPlacement.mix: mix,
     NormPlacement.none: none,
 }
 
@@ -217,6 +287,7 @@ def test_trunk_equals_its_placements_formula(config: ModelConfig) -> None:
     norms = [hand_norm(m) for m in model.trunk.modules() if isinstance(m, Norm)]
     x = torch.randn(2, 8, config.d_model, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
+        # T5's bias is one more argument of every attention, zero here.
         expected = FORMULAS[config.norm_placement](x, sublayers, norms)
         torch.testing.assert_close(model.trunk(x), expected, rtol=1e-11, atol=1e-11)
 
@@ -237,23 +308,39 @@ def test_deepnorm_without_its_constants_is_post(monkeypatch: pytest.MonkeyPatch)
 
 # Axes: no knob does nothing
 
+DEEPER = ("model.reference_layers=8", "model.d_model=64", "model.seq_len=256")
 # A field -> overrides that make it live, and one that changes it.
 CHANGES: dict[str, tuple[tuple[str, ...], str]] = {
     "d_model": ((), "model.d_model=32"),
     "n_layers": ((), "model.n_layers=3"),
+    "depth_mode": ((*DEEPER, "model.depth_mode=equal_parameters"), "model.depth_mode=equal_flops"),
+    "reference_layers": ((*DEEPER, "model.depth_mode=equal_parameters"), "model.reference_layers=4"),
     "n_heads": ((), "model.n_heads=4"),
+    "n_kv_heads": ((), "model.n_kv_heads=1"),
+    "d_head": ((), "model.d_head=4"),
     "seq_len": ((), "model.seq_len=32"),
     "vocab_size": ((), "model.vocab_size=300"),
     "expansion_ratio": ((), "model.expansion_ratio=2"),
+    "mlp_match": (("model.activation=swiglu",), "model.mlp_match=params"),
     "activation": ((), "model.activation=gelu"),
+    "block_layout": ((), "model.block_layout=parallel"),
+    "residual": ((), "model.residual=false"),
+    "branch_multiplier": ((), "model.branch_multiplier=inv_depth"),
     "norm_placement": (("model.norm_placement=post",), "model.norm_placement=deepnorm"),
     "norm_type": (("model.bias=false",), "model.norm_type=rmsnorm"),
+    "norm_bias": ((), "model.norm_bias=false"),
     "eps": ((), "model.eps=1e-6"),
+    "final_norm": ((), "model.final_norm=false"),
+    "qk_norm": ((), "model.qk_norm=full"),
+    "attention_scale": ((), "model.attention_scale=one"),
+    "embedding_scale": ((), "model.embedding_scale=sqrt_d_model"),
+    "embedding_norm": ((), "model.embedding_norm=true"),
     "bias": ((), "model.bias=false"),
     "tied_head": ((), "model.tied_head=true"),
     "position": ((), "model.position=rope"),
     "rope_theta": (("model.position=rope",), "model.rope_theta=100"),
     "init": ((), "model.init=small"),
+    "dropout": ((), "model.dropout=0.5"),
 }
 MODEL_FIELDS = [f.name for f in dataclasses.fields(ModelConfig)]
 
@@ -284,10 +371,19 @@ def choices_of(field: dataclasses.Field) -> list[Enum]:
     return list(kinds[0]) if kinds else []
 
 
-@pytest.mark.parametrize("field", [f for f in dataclasses.fields(ModelConfig) if choices_of(f)], ids=lambda f: f.name)
+# What a field's choices need to be told apart. Depth modes build one model at their reference depth.
+CONTEXT = {"norm_placement": ("model.n_layers=4",), "mlp_match": ("model.activation=swiglu",)}
+# One function with two names for its parameter: Gemma's checkpoints hold gain - 1.
+SAME = {frozenset({"rmsnorm", "rmsnorm_1p"})}
+TOLD_APART = [f for f in dataclasses.fields(ModelConfig) if choices_of(f) and f.name != "depth_mode"]
+
+
+@pytest.mark.parametrize("field", TOLD_APART, ids=lambda f: f.name)
 def test_no_two_choices_of_a_field_are_the_same_model(field: dataclasses.Field) -> None:
-    outcomes = [outcome(make(f"model.{field.name}={c.name}", "model.bias=false").model) for c in choices_of(field)]
-    assert all(one != other for one, other in itertools.combinations(outcomes, 2))
+    context = ("model.bias=false", *CONTEXT.get(field.name, ()))
+    outcomes = {c.name: outcome(make(f"model.{field.name}={c.name}", *context).model) for c in choices_of(field)}
+    for one, other in itertools.combinations(outcomes, 2):
+        assert (outcomes[one] == outcomes[other]) == (frozenset({one, other}) in SAME), (one, other)
 
 
 # A conditional field -> what makes it dead, and a value of it; None where it always has a meaning.
@@ -296,8 +392,12 @@ DEAD: dict[str, tuple[str, str] | None] = {
     "data.path": ("data.corpus=sotu", "data.path=/nowhere"),
     "data.vocab_size": ("data.tokenizer=bytes", "data.vocab_size=300"),
     "model.vocab_size": None,
+    "model.reference_layers": ("model.depth_mode=fixed_width", "model.reference_layers=8"),
+    "model.n_kv_heads": None,
+    "model.final_norm": None,
     "model.norm_type": ("model.norm_placement=none", "model.norm_type=rmsnorm"),
-    "model.eps": ("model.norm_placement=none", "model.eps=1e-6"),
+    "model.norm_bias": ("model.norm_type=rmsnorm", "model.norm_bias=true"),
+    "model.eps": ("model.norm_type=dyt", "model.eps=1e-6"),
     "model.rope_theta": ("model.position=learned", "model.rope_theta=100"),
     "optim.min_lr_ratio": ("optim.schedule=constant", "optim.min_lr_ratio=0.5"),
     "optim.decay_fraction": ("optim.schedule=cosine", "optim.decay_fraction=0.5"),
@@ -467,9 +567,10 @@ def test_measured_standard_deviations(init: str, activation: str, placement: str
 
 @at_every_combination
 def test_biases_start_at_0_and_gains_at_1(config: ModelConfig) -> None:
+    start = 0 if config.norm_type is NormType.rmsnorm_1p else 1
     for name, parameter in GPT(config).named_parameters():
         if parameter.ndim == 1:
-            assert parameter.eq(1 if name.endswith("gain") else 0).all(), name
+            assert parameter.eq(start if name.endswith("gain") else 0).all(), name
 
 
 # Widths and signatures
@@ -511,6 +612,9 @@ BASE = ("optim.schedule=wsd", "model.position=rope", "data.tokenizer=bpe", "data
 IDENTITY = {
     **{f"model.{name}": (f"{change}",) for name, (_, change) in CHANGES.items()},
     "model.vocab_size": ("model.vocab_size=301",),
+    "model.depth_mode": ("model.depth_mode=equal_parameters", "model.reference_layers=8"),
+    "model.reference_layers": ("model.depth_mode=equal_parameters", "model.reference_layers=8"),
+    "model.mlp_match": ("model.activation=swiglu", "model.mlp_match=params"),
     "model.position": ("model.position=learned",),
     "data.corpus": ("data.corpus=files", "data.path=TEXT"),
     "data.path": ("data.path=TEXT",),
@@ -531,6 +635,10 @@ IDENTITY = {
     "train.steps": ("train.steps=7",),
     "train.batch_size": ("train.batch_size=8",),
     "train.accumulate": ("train.accumulate=2",),
+    "train.ranks": ("train.ranks=2",),
+    "train.compile": ("train.compile=true",),
+    "train.recompute": ("train.recompute=true",),
+    "train.deterministic": ("train.deterministic=true",),
     "train.precision": ("train.precision=64-true",),
     "train.device": ("train.device=auto",),
     "log.every": ("log.every=2",),
@@ -546,7 +654,7 @@ CIRCUMSTANCES = {
     "pool.slots": ("pool.slots=3",),
     "records": ("records=elsewhere",),
     "tensorboard": ("tensorboard=false",),
-    "sweep": None,
+    **{f"sweep.{field.name}": None for field in dataclasses.fields(SweepConfig)},
 }
 
 
@@ -584,7 +692,7 @@ def test_circumstances_leave_the_signature_alone(field: str, tmp_path: Path) -> 
 
 def test_the_numerics_version_is_part_of_the_signature(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signature(make(), "data")
-    monkeypatch.setattr(config_module, "NUMERICS_VERSION", 0)
+    monkeypatch.setattr(rules_module, "NUMERICS_VERSION", 0)
     assert signature(make(), "data") != before
 
 

@@ -51,10 +51,10 @@ def scattered(config: ModelConfig) -> GPT:
 
 def norms(model: GPT) -> Iterator[nn.Module]:
     """A pre-norm model's norms in the order of the stream, the final one last."""
-    yield model.trunk.opening
+    yield model.trunk.opening.read_norm
     for block in blocks(model):
-        yield block.attn_junction.norm
-        yield block.mlp_junction.norm
+        yield block.attn_junction.read_norm
+        yield block.mlp_junction.read_norm
 
 
 def blocks(model: GPT) -> list[Block]:

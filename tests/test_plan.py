@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from andrea_exp.compose import compose, parse
-from andrea_exp.config import SweepConfig, get, signature
+from andrea_exp.config import SweepConfig
 from andrea_exp.errors import UserError
 from andrea_exp.record import run_folder, write_json
 from andrea_exp.results.choose import choose_tuned
+from andrea_exp.rules import get, signature
 from andrea_exp.sweep.plan import Cell, Chooser, Plan, plan_composed, plan_sweep
 
 PLACEMENTS = {p: {"model.norm_placement": p} for p in ("pre", "post", "none")}

@@ -32,8 +32,11 @@ class Matrix:
 
 
 def initialise(model: nn.Module, config: ModelConfig, seed: int) -> None:
-    """Writes every matrix of a model in place."""
+    """Writes every matrix and bias of a model in place."""
     with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
         for matrix in matrices(model):
             generator = torch.Generator().manual_seed(_seed_of(seed, matrix.name))
             noise = torch.randn(matrix.weight.shape, generator=generator, dtype=torch.float32)
@@ -62,14 +65,15 @@ def matrices(model: nn.Module) -> Iterator[Matrix]:
         if isinstance(module, nn.Embedding):
             yield Matrix(name, "embedding", module.weight)
         elif isinstance(module, Attention):
-            for role, part in zip(("query", "key", "value"), module.qkv_proj.weight.chunk(3), strict=True):
+            parts = module.qkv_proj.weight.split(module.widths)
+            for role, part in zip(("query", "key", "value"), parts, strict=True):
                 yield Matrix(f"{name}.{role}", role, part)
             yield Matrix(f"{name}.out", "attn_out", module.out_proj.weight)
         elif isinstance(module, MLP):
-            packed = getattr(module, "gate_up_proj", None)
-            halves = packed.weight.chunk(2) if packed is not None else (module.up_proj.weight,)
-            for role, half in zip(("gate", "up") if packed is not None else ("up",), halves, strict=True):
-                yield Matrix(f"{name}.{role}", role, half)
+            roles = ("gate", "up") if module.gated else ("up",)
+            packed = module.gate_up_proj if module.gated else module.up_proj
+            for role, part in zip(roles, packed.weight.chunk(len(roles)), strict=True):
+                yield Matrix(f"{name}.{role}", role, part)
             yield Matrix(f"{name}.down", "down", module.down_proj.weight)
         elif name == "head":
             assert isinstance(module, nn.Linear)

@@ -3,9 +3,46 @@
 A fast implementation swaps the computation, never parameters or meaning; `reference.py` is the definition.
 """
 
-from andrea_exp.ops.reference import add_norm, gelu, gelu_tanh, layer_norm, relu, rms_norm, swiglu
+from andrea_exp.ops.reference import (
+    add_norm,
+    bilinear,
+    dyt,
+    geglu,
+    geglu_tanh,
+    gelu,
+    gelu_tanh,
+    glu,
+    identity,
+    layer_norm,
+    norm_add,
+    reglu,
+    relu,
+    relu2,
+    rms_norm,
+    silu,
+    swiglu,
+)
 
-__all__ = ["add_norm", "gelu", "gelu_tanh", "implementation", "layer_norm", "relu", "rms_norm", "swiglu"]
+__all__ = [
+    "add_norm",
+    "bilinear",
+    "dyt",
+    "geglu",
+    "geglu_tanh",
+    "gelu",
+    "gelu_tanh",
+    "glu",
+    "identity",
+    "implementation",
+    "layer_norm",
+    "norm_add",
+    "reglu",
+    "relu",
+    "relu2",
+    "rms_norm",
+    "silu",
+    "swiglu",
+]
 
 
 def implementation(requested: str) -> str:

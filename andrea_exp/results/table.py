@@ -21,9 +21,9 @@ from rich.table import Table as RichTable
 from rich.text import Text
 from scipy import stats
 
-from andrea_exp.config import get
 from andrea_exp.record import Status
 from andrea_exp.results.load import runs_frame, select
+from andrea_exp.rules import get
 from andrea_exp.sweep.plan import Plan, Values
 
 LEAST_SEEDS = 3

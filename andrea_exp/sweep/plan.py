@@ -14,8 +14,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from andrea_exp import data
 from andrea_exp.compose import compose, parse, set_field
-from andrea_exp.config import RunConfig, SweepConfig, as_dict, resolve, signature
+from andrea_exp.config import RunConfig, SweepConfig, as_dict
 from andrea_exp.errors import UserError, did_you_mean
+from andrea_exp.rules import resolve, signature
 
 Values = dict[str, Any]
 # (arm, column) -> the tuned values that its tuning runs choose, or None while those are not all there.

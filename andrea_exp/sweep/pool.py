@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -25,12 +26,34 @@ class Job:
 
     folder: Path
     corpus: Path
-    threads: int
+    threads: int  # of each rank
+    ranks: int = 1
 
 
-def slots_of(pool: PoolConfig) -> int:
+@dataclass(frozen=True)
+class Running:
+    """A started job: one process a rank."""
+
+    job: Job
+    processes: list[BaseProcess]
+
+    def exitcode(self) -> int | None:
+        """None while it runs; 0 once all ranks are through; the first failing rank's code ends the others."""
+        codes = [p.exitcode for p in self.processes]
+        bad = next((code for code in codes if code), None)
+        if bad is not None:
+            self.kill()
+        return bad if bad is not None else None if None in codes else 0
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join(STOP_S)
+
+
+def slots_of(pool: PoolConfig, ranks: int = 1) -> int:
     """Runs at once: as asked for, or as many as the cores that this process may use allow."""
-    return pool.slots or max(1, len(os.sched_getaffinity(0)) // pool.threads)
+    return pool.slots or max(1, len(os.sched_getaffinity(0)) // (pool.threads * ranks))
 
 
 def warm_up() -> None:
@@ -45,22 +68,23 @@ def run_jobs(jobs: Iterable[Job], slots: int, tick: Callable[[], None]) -> None:
     On KeyboardInterrupt running jobs are stopped and marked interrupted, and the exception goes on.
     """
     waiting = deque(jobs)
-    active: dict[BaseProcess, Job] = {}
+    active: list[Running] = []
     try:
         while waiting or active:
             while len(active) < slots and (job := _take(waiting)):
-                active[_start(job)] = job
+                active.append(_start(job))
             tick()
             if active:
-                connection.wait([p.sentinel for p in active], timeout=TICK_S)
+                connection.wait([p.sentinel for run in active for p in run.processes if p.is_alive()], timeout=TICK_S)
             else:
                 time.sleep(TICK_S)
-            for process in [p for p in active if p.exitcode is not None]:
-                job = active.pop(process)
-                if process.exitcode == HELD_ELSEWHERE:
-                    waiting.append(job)
+            ended = [(run, code) for run in active if (code := run.exitcode()) is not None]
+            for run, code in ended:
+                active.remove(run)
+                if code == HELD_ELSEWHERE:
+                    waiting.append(run.job)
                 else:
-                    _bury(job.folder, process.exitcode)
+                    _bury(run.job.folder, code)
         tick()
     except BaseException:
         _stop(active)
@@ -79,17 +103,29 @@ def _take(waiting: deque[Job]) -> Job | None:
     return None
 
 
-def _start(job: Job) -> BaseProcess:
-    process = multiprocessing.get_context("forkserver").Process(target=_run, args=(job,), name=job.folder.name)
-    process.start()
-    return process
+def _start(job: Job) -> Running:
+    context, port = multiprocessing.get_context("forkserver"), _free_port() if job.ranks > 1 else 0
+    ranks = range(job.ranks)
+    processes = [context.Process(target=_run, args=(job, r, port), name=f"{job.folder.name}-{r}") for r in ranks]
+    for process in processes:
+        process.start()
+    return Running(job, list(processes))
 
 
-def _run(job: Job) -> None:
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _run(job: Job, rank: int, port: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the pool, which decides
+    if job.ranks > 1:
+        place = {"LOCAL_RANK": rank, "NODE_RANK": 0, "WORLD_SIZE": job.ranks, "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")
     from andrea_exp.run import execute
 
-    execute(job.folder, job.corpus, job.threads)
+    execute(job.folder, job.corpus, job.threads, rank)
 
 
 def _bury(folder: Path, exitcode: int | None, instead: Status = Status.failed) -> None:
@@ -101,9 +137,7 @@ def _bury(folder: Path, exitcode: int | None, instead: Status = Status.failed) -
         write_json(folder / "summary.json", {"status": str(instead), "reason": how})
 
 
-def _stop(active: dict[BaseProcess, Job]) -> None:
-    for process in active:
-        process.kill()
-    for process, job in active.items():
-        process.join(STOP_S)
-        _bury(job.folder, process.exitcode, Status.interrupted)
+def _stop(active: list[Running]) -> None:
+    for run in active:
+        run.kill()
+        _bury(run.job.folder, -signal.SIGKILL, Status.interrupted)

@@ -77,11 +77,12 @@ def _run_missing(plan: Plan, cells: list[Cell], records: Path, pool: PoolConfig,
             open_run(records, cell.config, cell.fingerprint),
             corpora[cell.fingerprint, cell.config.model.seq_len],
             pool.threads,
+            cell.config.train.ranks,
         )
         for cell in cells
     ]
     link_views(plan, records)
-    slots = slots_of(pool)
+    slots = slots_of(pool, max(job.ranks for job in jobs))
     finished = len({c.signature for c in plan.cells}) - len(cells)
     console.print(
         f"{plan.name}: {len(cells)} runs to do"

@@ -1,0 +1,340 @@
+"""The rules between fields: which have a meaning, what they default to, what cannot be built; and a run's signature.
+
+A field that another choice makes meaningless is null ("dead") in a resolved config; `CONDITIONAL` lists when.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+from omegaconf import DictConfig, OmegaConf
+
+from andrea_exp import NUMERICS_VERSION, accounting
+from andrea_exp.config import (
+    BYTES_VOCAB,
+    BlockLayout,
+    BranchMultiplier,
+    Corpus,
+    DepthMode,
+    Device,
+    Init,
+    ModelConfig,
+    NormPlacement,
+    NormType,
+    Position,
+    QKNorm,
+    RunConfig,
+    Schedule,
+    Tokenizer,
+    as_dict,
+    plain,
+    round_width,
+)
+from andrea_exp.errors import UserError
+
+IDENTITY_SECTIONS = ("model", "data", "optim", "train", "log", "ops", "seed")
+# Decided before the model is built, so that only what they built enters the signature.
+BUILT_AWAY = ("expansion_ratio", "mlp_match", "depth_mode", "reference_layers")
+ENDS_IN_A_NORM = frozenset({NormPlacement.post, NormPlacement.deepnorm})
+
+
+@dataclass(frozen=True)
+class Conditional:
+    """A field that has a meaning only under other fields' choices, and its value where none is set."""
+
+    field: str
+    decided_by: tuple[str, ...]  # the nearest first
+    live: Callable[[RunConfig], bool]
+    default: Callable[[RunConfig], Any]
+
+
+def _fixed(value: Any) -> Callable[[RunConfig], Any]:
+    return lambda _: value
+
+
+def _always(_: RunConfig) -> bool:
+    return True
+
+
+def _has_norm(c: RunConfig) -> bool:
+    m = c.model
+    placed = m.norm_placement is not NormPlacement.none
+    return placed or bool(m.final_norm) or m.embedding_norm or m.qk_norm is not QKNorm.none
+
+
+def _needs_final_norm(c: RunConfig) -> bool:
+    return c.model.norm_placement not in ENDS_IN_A_NORM | {NormPlacement.none}
+
+
+# Order matters where one row reads another row's field.
+CONDITIONAL = (
+    Conditional("data.corpus", ("data.path",), _always, lambda c: Corpus.files if c.data.path else Corpus.sotu),
+    Conditional("data.path", ("data.corpus",), lambda c: c.data.corpus is Corpus.files, _fixed(None)),
+    Conditional("data.vocab_size", ("data.tokenizer",), lambda c: c.data.tokenizer is Tokenizer.bpe, _fixed(2048)),
+    Conditional("model.vocab_size", ("data.tokenizer",), _always, lambda c: c.data.vocab_size or BYTES_VOCAB),
+    Conditional(
+        "model.reference_layers",
+        ("model.depth_mode",),
+        lambda c: c.model.depth_mode is not DepthMode.fixed_width,
+        lambda c: c.model.n_layers,
+    ),
+    Conditional("model.n_kv_heads", ("model.n_heads",), _always, lambda c: c.model.n_heads),
+    Conditional("model.final_norm", ("model.norm_placement",), _always, _needs_final_norm),
+    Conditional("model.norm_type", ("model.norm_placement",), _has_norm, _fixed(NormType.layernorm)),
+    Conditional(
+        "model.norm_bias",
+        ("model.norm_type", "model.norm_placement"),
+        lambda c: c.model.norm_type in (NormType.layernorm, NormType.dyt),
+        lambda c: c.model.bias,
+    ),
+    Conditional(
+        "model.eps",
+        ("model.norm_type", "model.norm_placement"),
+        lambda c: c.model.norm_type not in (None, NormType.dyt),
+        _fixed(1e-5),
+    ),
+    Conditional("model.rope_theta", ("model.position",), lambda c: c.model.position is Position.rope, _fixed(1e4)),
+    Conditional(
+        "optim.min_lr_ratio",
+        ("optim.schedule",),
+        lambda c: c.optim.schedule is not Schedule.constant,
+        _fixed(0.1),
+    ),
+    Conditional("optim.decay_fraction", ("optim.schedule",), lambda c: c.optim.schedule is Schedule.wsd, _fixed(0.2)),
+)
+
+
+def get(config: RunConfig, dotted: str) -> Any:
+    """The value of a field named like `optim.lr`."""
+    value: Any = config
+    for name in dotted.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def put(config: RunConfig, dotted: str, value: Any) -> None:
+    *path, last = dotted.split(".")
+    owner = get(config, ".".join(path)) if path else config
+    setattr(owner, last, value)
+
+
+def field_names() -> list[str]:
+    """Every dotted name that a config accepts."""
+
+    def walk(cls: type, prefix: str) -> Iterator[str]:
+        for field in dataclasses.fields(cls):
+            name = f"{prefix}{field.name}"
+            nested = next((t for t in (field.type, *get_args(field.type)) if dataclasses.is_dataclass(t)), None)
+            if nested:
+                yield from walk(nested, f"{name}.")  # type: ignore[arg-type]
+            else:
+                yield name
+
+    return list(walk(RunConfig, ""))
+
+
+def resolve(composed: DictConfig, swept: frozenset[str] = frozenset()) -> RunConfig:
+    """Turns a composed config into a checked run in which every live field has its value.
+
+    `swept` names the fields that a sweep varies: a field that such a variation makes meaningless is dropped;
+    one that is set by hand and means nothing raises UserError, as does any value that cannot be built.
+    """
+    config: RunConfig = OmegaConf.to_object(composed)  # type: ignore[assignment]
+    for rule in CONDITIONAL:
+        value = get(config, rule.field)
+        if rule.live(config):
+            put(config, rule.field, rule.default(config) if value is None else value)
+        elif value is not None and not {rule.field, *rule.decided_by} & swept:
+            decided_by = rule.decided_by[0]
+            raise UserError(
+                f"{rule.field}={plain(value)} has no meaning with "
+                f"{decided_by}={plain(get(config, decided_by))}; leave one of them out"
+            )
+        else:
+            put(config, rule.field, None)
+    _build_width(config)
+    check(config)
+    return config
+
+
+def _build_width(config: RunConfig) -> None:
+    """Settles d_model, which two of the depth modes derive from n_layers, and the head size that follows from it."""
+    m = config.model
+    for name in ("d_model", "n_layers", "n_heads"):
+        _require(getattr(m, name) >= 1, f"model.{name}={getattr(m, name)}: must be at least 1")
+    if m.depth_mode is not DepthMode.fixed_width:
+        assert m.reference_layers is not None
+        _require(m.reference_layers >= 1, f"model.reference_layers={m.reference_layers}: must be at least 1")
+        _require(m.d_head is None, f"model.d_head={m.d_head}: model.depth_mode={m.depth_mode.name} derives it")
+        m.d_model = _matched_width(m)
+    if m.d_head is None:
+        _require(
+            m.d_model % m.n_heads == 0,
+            f"model.d_model={m.d_model} is not divisible by model.n_heads={m.n_heads}; "
+            f"{_nearest_divisor(m.d_model, m.n_heads)} heads would fit",
+        )
+        m.d_head = m.d_model // m.n_heads
+
+
+def _matched_width(m: ModelConfig) -> int:
+    """The width, in whole even heads, at which n_layers cost what reference_layers cost at d_model."""
+    assert m.reference_layers is not None
+    equal_flops = m.depth_mode is DepthMode.equal_flops
+
+    def cost(d_model: int, n_layers: int) -> int:
+        sized = replace(m, d_model=d_model, n_layers=n_layers, d_head=max(1, d_model // m.n_heads))
+        return accounting.flops_per_token(sized) if equal_flops else accounting.trunk_matrices(sized)
+
+    wanted, step = cost(m.d_model, m.reference_layers), 2 * m.n_heads
+    gaps: dict[int, int] = {}
+    for d_model in range(step, max(step, 2 * m.d_model * m.reference_layers) + 1, step):
+        with suppress(UserError):  # a width at which the ratio cannot be built
+            gaps[d_model] = abs(cost(d_model, m.n_layers) - wanted)
+    _require(bool(gaps), f"model.depth_mode={m.depth_mode.name}: no width fits {m.n_layers} layers")
+    return min(gaps, key=lambda d: gaps[d])
+
+
+def check(config: RunConfig) -> None:
+    """Raises UserError for the first value that cannot be built or trained."""
+    for rule in (_check_sizes, _check_model, _check_data, _check_optim, _check_train):
+        rule(config)
+
+
+def _require(ok: bool, message: str) -> None:
+    if not ok:
+        raise UserError(message)
+
+
+def _check_sizes(c: RunConfig) -> None:
+    positive = (
+        "model.d_model model.n_layers model.n_heads model.seq_len model.vocab_size data.val_windows "
+        "train.steps train.batch_size train.accumulate train.ranks log.every log.validate_every pool.threads"
+    )
+    for name in positive.split():
+        _require(get(c, name) >= 1, f"{name}={get(c, name)}: must be at least 1")
+    _require(c.pool.slots is None or c.pool.slots >= 1, f"pool.slots={c.pool.slots}: must be at least 1, or null")
+    _require(c.log.diagnose_every >= 0, f"log.diagnose_every={c.log.diagnose_every}: must be 0 (never) or more")
+    _require(0 <= c.seed < 2**63, f"seed={c.seed}: must be between 0 and 2^63 - 1")
+
+
+def _refusals(m: ModelConfig) -> Iterator[tuple[bool, str]]:
+    """(is it asked for, why it cannot be had) for combinations of choices that nobody has defined."""
+    placement = m.norm_placement
+    own_weights = {
+        NormPlacement.deepnorm: "weighs stream and branch by itself",
+        NormPlacement.layer_scaled: "scales what each branch reads by its depth",
+    }
+    if placement in own_weights:
+        why = f"model.norm_placement={placement.name} {own_weights[placement]}"
+        parallel = m.block_layout is BlockLayout.parallel
+        yield parallel, f"{why} and is defined for sequential blocks; use model.block_layout=sequential"
+        yield not m.residual, f"{why} and needs the stream; use model.residual=true"
+    yield (
+        placement is NormPlacement.deepnorm and m.branch_multiplier is not BranchMultiplier.one,
+        "model.norm_placement=deepnorm weighs stream and branch by itself; use model.branch_multiplier=one",
+    )
+    yield (
+        placement is NormPlacement.layer_scaled and m.init is Init.scaled,
+        "model.norm_placement=layer_scaled replaces the scaling by depth of model.init=scaled; use init=normal",
+    )
+    yield (
+        placement is NormPlacement.mix and m.n_layers < 4,
+        f"model.norm_placement=mix has post-norm in a first quarter that n_layers={m.n_layers} lacks; use 4 or more",
+    )
+    yield (
+        not m.residual and m.branch_multiplier is not BranchMultiplier.one,
+        "model.residual=false leaves nothing to weigh a branch against; use model.branch_multiplier=one",
+    )
+
+
+def _check_model(c: RunConfig) -> None:
+    m = c.model
+    for asked, why in _refusals(m):
+        _require(not asked, why)
+    assert m.d_head is not None
+    assert m.n_kv_heads is not None
+    _require(m.d_head >= 1, f"model.d_head={m.d_head}: must be at least 1")
+    _require(
+        m.n_kv_heads >= 1 and m.n_heads % m.n_kv_heads == 0,
+        f"model.n_heads={m.n_heads} is not divisible by model.n_kv_heads={m.n_kv_heads}; "
+        f"{_nearest_divisor(m.n_heads, m.n_kv_heads)} would fit",
+    )
+    _require(
+        m.position is not Position.rope or m.d_head % 2 == 0,
+        f"model.position=rope needs an even head size, but d_head = {m.d_head}",
+    )
+    _require(
+        m.position is not Position.sinusoidal or m.d_model % 2 == 0,
+        f"model.position=sinusoidal needs an even model.d_model, not {m.d_model}",
+    )
+    round_width(m.d_model * m.built_ratio)
+    _require(m.eps is None or m.eps > 0, f"model.eps={m.eps}: must be above 0")
+    _require(0 <= m.dropout < 1, f"model.dropout={m.dropout}: must lie in [0, 1)")
+
+
+def _check_data(c: RunConfig) -> None:
+    tokens = c.data.vocab_size or BYTES_VOCAB
+    _require(
+        c.model.vocab_size is not None and c.model.vocab_size >= tokens,
+        f"model.vocab_size={c.model.vocab_size} is smaller than the tokenizer's {tokens}",
+    )
+    _require(
+        c.data.vocab_size is None or c.data.vocab_size >= BYTES_VOCAB,
+        f"data.vocab_size={c.data.vocab_size}: a byte-level BPE needs at least {BYTES_VOCAB}",
+    )
+    _require(
+        c.data.corpus is not Corpus.files or bool(c.data.path),
+        "data.corpus=files needs data.path: a text file, or a folder of *.txt and *.md files",
+    )
+    _require(0 < c.data.val_fraction < 1, f"data.val_fraction={c.data.val_fraction}: must lie between 0 and 1")
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: abs(d - wanted))
+
+
+def _check_optim(c: RunConfig) -> None:
+    o = c.optim
+    _require(0 < o.lr < float("inf"), f"optim.lr={o.lr}: must be above 0 and finite")
+    _require(0 <= o.beta1 < 1 and 0 <= o.beta2 < 1, f"optim.beta1={o.beta1}, optim.beta2={o.beta2}: in [0, 1)")
+    _require(o.eps > 0, f"optim.eps={o.eps}: must be above 0")
+    _require(o.weight_decay >= 0, f"optim.weight_decay={o.weight_decay}: must be 0 or more")
+    _require(o.clip is None or o.clip > 0, f"optim.clip={o.clip}: must be above 0, or null for none")
+    _require(o.warmup_steps >= 0, f"optim.warmup_steps={o.warmup_steps}: must be 0 or more")
+    for name in ("min_lr_ratio", "decay_fraction"):
+        value = getattr(o, name)
+        _require(value is None or 0 <= value <= 1, f"optim.{name}={value}: must lie between 0 and 1")
+
+
+def _check_train(c: RunConfig) -> None:
+    t = c.train
+    _require(
+        t.batch_size % (t.accumulate * t.ranks) == 0,
+        f"train.batch_size={t.batch_size} is not divisible by train.accumulate={t.accumulate} x train.ranks={t.ranks}",
+    )
+    _require(
+        t.precision.name != "fp16-mixed" or t.device is not Device.cpu,
+        "train.precision=fp16-mixed needs a GPU (on a CPU it would silently become bf16); use 32-true or bf16-mixed",
+    )
+
+
+def identity(config: RunConfig, data_fingerprint: str) -> dict[str, Any]:
+    """What a resolved run computes, in canonical values: equal identities mean the same run.
+
+    Ratios and depth modes give way to the widths that they build, the place of a corpus to its content.
+    """
+    full = {name: value for name, value in as_dict(config).items() if name in IDENTITY_SECTIONS}
+    built = {name: value for name, value in full["model"].items() if name not in BUILT_AWAY}
+    full["model"] = {**built, "d_ff": config.model.d_ff}
+    full["data"] = {"fingerprint": data_fingerprint, "val_windows": config.data.val_windows}
+    return {**full, "numerics_version": NUMERICS_VERSION}
+
+
+def signature(config: RunConfig, data_fingerprint: str) -> str:
+    """16 hex digits that name a run by what it computes."""
+    canonical = json.dumps(identity(config, data_fingerprint), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
