@@ -51,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(str(error))
     except (HydraException, OmegaConfBaseException) as error:
         return _refuse(explain(error))
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

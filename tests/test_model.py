@@ -154,7 +154,9 @@ def test_float64_differs_from_float32_by_roundings(config: ModelConfig) -> None:
     with torch.no_grad():
         found = double(tokens)
         assert found.dtype == double.loss(tokens, tokens).dtype == torch.float64
-        torch.testing.assert_close(single(tokens).double(), found, rtol=0, atol=1e-5)
+        # Without norms a bilinear MLP's logits grow to 10 and more, and their roundings with them.
+        atol = 1e-5 * max(1.0, found.abs().max().item())
+        torch.testing.assert_close(single(tokens).double(), found, rtol=0, atol=atol)
 
 
 @pytest.fixture

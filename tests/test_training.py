@@ -368,7 +368,8 @@ class Trace:
 def trace(model: GPT, placement: NormPlacement, x: Tensor, first: int = 0) -> Trace:
     """From the stream that enters sublayer number `first`: attention and MLP of all blocks count from 0."""
     sublayers = [part for block in model.trunk.blocks for part in (block.attn, block.mlp)]
-    closing = [j.norm for block in model.trunk.blocks for j in (block.attn_junction, block.mlp_junction)]
+    junctions = [j for block in model.trunk.blocks for j in (block.attn_junction, block.mlp_junction)]
+    closing = [j.read_norm if placement is NormPlacement.pre else j.stream_norm for j in junctions]
     streams, reads, deltas = [], [], []
     for i in range(first, len(sublayers)):
         before = [model.trunk.opening, *closing][i]  # under pre, a junction's norm serves the next sublayer

@@ -1,5 +1,6 @@
 """Figures from frames: one style, safe for colour-blind readers, PNG."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ STYLE: Any = {
 def loss_curves(plan: Plan, records: Path) -> Figure:
     """Training loss by step, one panel a column: an arm's median over seeds in a band from least to largest.
 
-    A step where a seed has no finite loss is drawn without that seed; the legend counts seeds.
+    A step where a seed has no finite loss is drawn without that seed.
     """
     frame = metrics_frame(plan, records, ["train/loss"]).dropna(subset=["value"])
     figure, panels = _panels(plan, "optimizer step", "training loss (nats a token)")
@@ -37,9 +38,10 @@ def loss_curves(plan: Plan, records: Path) -> Figure:
             if wide.empty:
                 continue
             smooth = wide.rolling(max(1, len(wide) // 60), min_periods=1).mean()
-            panel.plot(smooth.index, smooth.median(axis=1), color=colour, label=f"{arm} (n={wide.shape[1]})")
+            panel.plot(smooth.index, smooth.median(axis=1), color=colour, label=arm)
             panel.fill_between(smooth.index, smooth.min(axis=1), smooth.max(axis=1), color=colour, alpha=0.2, lw=0)
-    _legend(panels, "median and range of seeds")
+    seeds = math.prod(map(len, plan.spec.repeat.values()))
+    _legend(panels, f"median and range\nof {seeds} seeds")
     return figure
 
 
@@ -87,8 +89,10 @@ def _panels(plan: Plan, x: str, y: str) -> tuple[Figure, list[tuple[Values, Axes
 
 
 def _legend(panels: list[tuple[Values, Axes]], title: str) -> None:
-    """Beside the last panel, where it covers no line."""
-    panels[-1][1].legend(title=title, frameon=False, loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
+    """One for all panels, beside the last, where it covers no line."""
+    handles = {text: line for _, panel in panels for line, text in zip(*panel.get_legend_handles_labels(), strict=True)}
+    where: Any = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+    panels[-1][1].legend(list(handles.values()), list(handles), title=title, frameon=False, fontsize=8, **where)
 
 
 def _cycle(colours: tuple[str, ...]) -> Iterator[str]:

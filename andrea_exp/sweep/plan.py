@@ -82,6 +82,8 @@ def plan_composed(composed: DictConfig, overrides: Sequence[Override], choose: C
     OmegaConf.set_struct(base, True)
     swept = {o.get_key_element(): _sweep_values(o) for o in overrides if o.is_sweep_override()}
     fixed = {o.get_key_element(): [o.value()] for o in overrides if not o.is_sweep_override()}
+    if spec is None and name != "adhoc":
+        raise UserError(f"sweeps={name}: the file has no `sweep:` with question, baseline, compare and repeat")
     if spec is None:
         return _expand("adhoc", base, _ad_hoc(swept, fixed), choose)
     return _expand(name, base, _narrow(spec, name, swept, fixed), choose)
