@@ -1,0 +1,46 @@
+"""What the README shows is true of the code."""
+
+import re
+from pathlib import Path
+
+import pytest
+from conftest import andrea
+
+from andrea_exp.sweep.plan import plan_sweep
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def test_is_short():
+    assert len(README.splitlines()) <= 150
+
+
+def test_the_sweep_file_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (example,) = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "sweeps" / "example.yaml").write_text(example)
+    monkeypatch.chdir(tmp_path)
+    plan = plan_sweep(["sweeps=example"])
+    assert (len(plan.cells), plan.waiting) == (2 * 2 * 3, 2 * 2 * 3)
+
+
+COMMANDS = re.findall(r"^andrea-exp (train .*?)\s*(?:#.*)?$", README.replace("\\\n", ""), flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_commands_compose(command: str, tmp_path: Path):
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "one.txt").write_text("some text\n" * 200)
+    words = command.split()
+    assert len(words) > 1
+    if "-m" in words:
+        assert len(plan_sweep(words[2:]).cells) == 9
+    else:
+        andrea("train", "--cfg", "job", *words[1:], cwd=tmp_path)
+
+
+def test_the_links_lead_somewhere():
+    root = Path(__file__).parents[1]
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    assert links
+    assert [link for link in links if not (root / link).exists()] == []
