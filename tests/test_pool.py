@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,8 @@ def jobs(records: Path, prepared: data.Prepared) -> dict[str, Job]:
 
     def tick() -> None:
         if read_metrics(made["killed"].folder) and (lease := read_json(made["killed"].folder / "lease.json")):
-            os.kill(lease["pid"], signal.SIGKILL)
+            with suppress(ProcessLookupError):  # gone since the last tick, and not buried yet
+                os.kill(lease["pid"], signal.SIGKILL)
         if status(made["threaded"].folder).finished:
             (made["held"].folder / "lease.json").unlink(missing_ok=True)
 

@@ -144,6 +144,8 @@ def paired_interval(gaps: Sequence[float]) -> tuple[float | None, float | None]:
     """95% t interval of the mean of paired differences; (None, None) below three pairs."""
     if len(gaps) < LEAST_SEEDS:
         return None, None
+    if min(gaps) == max(gaps):  # two arms that are one run
+        return float(gaps[0]), float(gaps[0])
     interval = stats.ttest_1samp(gaps, 0).confidence_interval(0.95)
     return float(interval.low), float(interval.high)
 
