@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from andrea_exp.config import BlockLayout, ModelConfig
+from andrea_exp.config import BlockLayout, ModelConfig, Precision
 
 ADAM_STATES = 2  # first and second moment, float32
 FLOAT32 = 4
@@ -56,6 +56,18 @@ def forward_flops(config: ModelConfig, context: float | None = None) -> dict[str
 def flops_per_token(config: ModelConfig) -> int:
     """Matrix FLOPs of one training token: forward, and twice that backward."""
     return 3 * sum(forward_flops(config).values())
+
+
+# Dense peak FLOP/s by the makers' data sheets, without sparsity: half precision on tensor cores, float32 without.
+PEAK_FLOPS = {"H200": (989e12, 67e12), "H100": (989e12, 67e12), "A100": (312e12, 19.5e12)}
+
+
+def peak_flops(device: str, precision: Precision) -> float | None:
+    """What MFU is measured against, or None for a device whose peak is not known (CPUs)."""
+    known = next((peak for name, peak in PEAK_FLOPS.items() if name in device), None)
+    if known is None or precision.name == "64-true":
+        return None
+    return known[0] if precision.name.endswith("mixed") else known[1]
 
 
 def parameters(config: ModelConfig) -> dict[str, int]:

@@ -4,6 +4,7 @@
 """
 
 import logging
+import math
 import os
 import statistics
 import sys
@@ -87,7 +88,11 @@ def train(folder: Path, corpus: Path, rank: int = 0) -> dict[str, Any]:
         write_json(folder / "provenance.json", _provenance(config, corpus.name, trainer.strategy.root_device))
     if watch.view:
         watch.view.hyper_parameters(_flat(config), started)
-    trainer.fit(LitGPT(config, model, prepared), train_dataloaders=range(config.train.steps * config.train.accumulate))
+    lit = LitGPT(config, model, prepared)
+    if config.train.steps:
+        trainer.fit(lit, train_dataloaders=range(config.train.steps * config.train.accumulate))
+    else:
+        watch.measure_untrained(lit.to(trainer.strategy.root_device), trainer.precision_plugin)
     if watch.writer is None:
         return {}
     watch.writer.close()
@@ -138,7 +143,9 @@ def summarise(
     """How a run ended, from its metrics: a status, and the numbers that tables are made of."""
     validated = [r for r in rows if "val/loss" in r]
     first, last = validated[0], validated[-1]
-    divergence = _divergence(first["val/loss"], last["val/loss"], unigram, rows[-1]["step"], non_finite_step)
+    # An untrained model has not had its chance to learn: only a loss that is no number counts against it.
+    bar = unigram if rows[-1]["step"] else math.inf
+    divergence = _divergence(first["val/loss"], last["val/loss"], bar, rows[-1]["step"], non_finite_step)
     trained = [r for r in rows if "train/loss" in r]
     norms = [r["grad_norm/total"] for r in trained if r["grad_norm/total"] is not None]
     ended = last if divergence is None or divergence["kind"] != "non-finite" else {}

@@ -9,8 +9,10 @@ from typing import Any
 
 import lightning.pytorch as L
 import torch
+from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor
 
+from andrea_exp import accounting
 from andrea_exp.config import RunConfig
 from andrea_exp.data.batches import unigram_loss, val_batch
 from andrea_exp.diagnostics import Metrics, diagnose
@@ -37,12 +39,18 @@ class Watch(L.Callback):
         self._val: tuple[Tensor, Tensor] | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        lit = _lit(pl_module)
+        self.measure_untrained(_lit(pl_module), trainer.precision_plugin)
+
+    def measure_untrained(self, lit: LitGPT, precision: Precision) -> None:
+        """The row of step 0; all that a run of no steps has."""
+        self._precision = precision
         ids = val_batch(lit.prepared, self.config.data.val_windows, self.config.model.seq_len)
         tokens, targets = (torch.from_numpy(a).to(lit.device) for a in ids)
         self._val = (tokens, targets)
         self.val_bytes = int(lit.prepared.token_bytes[ids[1]].sum())
         self.unigram = unigram_loss(lit.prepared, ids[1])
+        name = torch.cuda.get_device_name(lit.device) if lit.device.type == "cuda" else ""
+        self.peak_flops = accounting.peak_flops(name, self.config.train.precision)
         self._write({"step": 0, "tokens": 0, **self._validate(lit), **self._diagnose(lit, 0)})
         self.first_step_at = time.time()
         self._since = time.perf_counter()
@@ -89,6 +97,8 @@ class Watch(L.Callback):
             "tokens_per_s": len(values) * per_step / seconds,
             "memory_mb": _peak_memory_mb(lit.device),
         }
+        if self.peak_flops:
+            row["mfu"] = row["tokens_per_s"] * accounting.flops_per_token(c.model) / self.peak_flops
         assert lit.grad_norms is not None
         row |= lit.norms_of.named("grad_norm", lit.grad_norms)
         if lit.clip_coefs:
@@ -106,7 +116,7 @@ class Watch(L.Callback):
         tokens, targets = self._val
         size = max(1, self.config.train.batch_size // self.config.train.accumulate)
         lit.model.eval()
-        with lit.trainer.precision_plugin.forward_context():
+        with self._precision.forward_context():
             pairs = zip(tokens.split(size), targets.split(size), strict=True)
             losses = torch.cat([lit.model.loss(x, y, reduction="none").double() for x, y in pairs])
         lit.model.train()

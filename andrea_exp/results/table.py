@@ -164,11 +164,10 @@ def _describe(plan: Plan, arm: str) -> dict[str, Any]:
 
 
 def _notes(plan: Plan, frame: pd.DataFrame, cells: list[TableCell]) -> list[str]:
-    config = plan.cells[0].config
-    varied = {key for arm in plan.spec.compare.values() for key in arm} | set(frame.columns)
-    shared = {k: get(config, k) for k in ("model.init", "optim.lr", "train.steps") if k not in varied}
-    notes = ["all runs: " + ", ".join(f"{k}={getattr(v, 'name', v)}" for k, v in shared.items())]
-    if "optim.lr" in shared:
+    found = {k: {get(c.config, k) for c in plan.cells} for k in ("model.init", "optim.lr", "train.steps")}
+    alike = {k: values.pop() for k, values in found.items() if len(values) == 1}
+    notes = ["all runs: " + ", ".join(f"{k}={getattr(v, 'name', v)}" for k, v in alike.items())] if alike else []
+    if "optim.lr" in alike:
         notes.append("one learning rate for all arms: a description of these runs, no claim about tuned models")
     if plan.waiting:
         notes.append(f"{plan.waiting} runs wait for the tuning runs to choose their values")

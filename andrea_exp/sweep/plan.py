@@ -16,9 +16,11 @@ from andrea_exp import data
 from andrea_exp.compose import compose, parse, set_field
 from andrea_exp.config import RunConfig, SweepConfig, as_dict
 from andrea_exp.errors import UserError, did_you_mean
-from andrea_exp.rules import resolve, signature
+from andrea_exp.rules import field_names, resolve, signature
 
 Values = dict[str, Any]
+# Config groups that an arm or a column may choose: the config is composed anew for each choice.
+GROUPS = frozenset({"recipe", "scale"})
 # (arm, column) -> the tuned values that its tuning runs choose, or None while those are not all there.
 Chooser = Callable[["Plan", str, Values], Values | None]
 
@@ -73,20 +75,27 @@ def plan_sweep(overrides: Sequence[str], choose: Chooser | None = None) -> Plan:
 
 def plan_composed(composed: DictConfig, overrides: Sequence[Override], choose: Chooser | None = None) -> Plan:
     """The plan of a composed config and the overrides that it was composed with. Raises UserError."""
-    base = copy.deepcopy(composed)
-    OmegaConf.set_struct(base, False)
-    name = OmegaConf.select(base, "hydra.runtime.choices.sweeps") or "adhoc"
-    spec: SweepConfig | None = None if base.sweep is None else OmegaConf.to_object(base.sweep)  # type: ignore[assignment]
-    base.sweep = None
-    base.pop("hydra", None)
-    OmegaConf.set_struct(base, True)
+    name = OmegaConf.select(composed, "hydra.runtime.choices.sweeps") or "adhoc"
+    base, spec = _bare(composed)
+    words = [o.input_line or "" for o in overrides if not o.is_sweep_override()]
     swept = {o.get_key_element(): _sweep_values(o) for o in overrides if o.is_sweep_override()}
     fixed = {o.get_key_element(): [o.value()] for o in overrides if not o.is_sweep_override()}
     if spec is None and name != "adhoc":
         raise UserError(f"sweeps={name}: the file has no `sweep:` with question, baseline, compare and repeat")
     if spec is None:
-        return _expand("adhoc", base, _ad_hoc(swept, fixed), choose)
-    return _expand(name, base, _narrow(spec, name, swept, fixed), choose)
+        return _expand("adhoc", words, base, _ad_hoc(swept, fixed), choose)
+    return _expand(name, words, base, _narrow(spec, name, swept, fixed), choose)
+
+
+def _bare(composed: DictConfig) -> tuple[DictConfig, SweepConfig | None]:
+    """A composed config as one run's, without Hydra's node, and the sweep that it carried."""
+    base = copy.deepcopy(composed)
+    OmegaConf.set_struct(base, False)
+    spec: SweepConfig | None = None if base.sweep is None else OmegaConf.to_object(base.sweep)  # type: ignore[assignment]
+    base.sweep = None
+    base.pop("hydra", None)
+    OmegaConf.set_struct(base, True)
+    return base, spec
 
 
 def _sweep_values(override: Override) -> list[Any]:
@@ -176,21 +185,31 @@ def _check_roles(spec: SweepConfig, name: str, base: DictConfig) -> None:
 
 def _canonical(base: DictConfig, key: str, value: Any) -> str:
     """A value as its field's type has it, so that 1 and 1.0 are one."""
+    if key in GROUPS:
+        return repr(value)
     config = copy.deepcopy(base)
     set_field(config, key, value)
     return repr(OmegaConf.select(config, key))
 
 
-def _expand(name: str, base: DictConfig, spec: SweepConfig, choose: Chooser | None) -> Plan:
+def _expand(name: str, words: Sequence[str], base: DictConfig, spec: SweepConfig, choose: Chooser | None) -> Plan:
     _check_roles(spec, name, base)
     swept = frozenset(
         {key for arm in spec.compare.values() for key in arm} | set(spec.across) | set(spec.tune) | set(spec.repeat)
     )
+    if swept & GROUPS:  # whatever one group's file sets may mean nothing beside another's
+        swept |= frozenset(field_names())
+    bases = {"": base}
 
     def cell(arm: str, column: Values, tuned: Values, repeat: Values, purpose: str) -> Cell:
-        config = copy.deepcopy(base)
-        for key, value in {**spec.compare[arm], **column, **tuned, **repeat}.items():
-            set_field(config, key, value)
+        values = {**spec.compare[arm], **column, **tuned, **repeat}
+        groups = [f"{key}={values[key]}" for key in GROUPS if key in values]
+        if " ".join(groups) not in bases:
+            bases[" ".join(groups)], _ = _bare(compose([*words, *groups]))
+        config = copy.deepcopy(bases[" ".join(groups)])
+        for key, value in values.items():
+            if key not in GROUPS:
+                set_field(config, key, value)
         run = resolve(config, swept)
         known = json.dumps(as_dict(run.data))
         if known not in fingerprints:
