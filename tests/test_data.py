@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from andrea_exp import data
 from andrea_exp.config import DataConfig
 from andrea_exp.data.batches import train_batch, unigram_loss, val_batch
-from andrea_exp.data.corpus import SOTU_SHA256, Document, documents
+from andrea_exp.data.corpus import PACKAGES, Document, documents
 from andrea_exp.data.prepare import Prepared, split
 from andrea_exp.data.tokenizer import BPE, Bytes
 from andrea_exp.errors import UserError
@@ -57,8 +57,8 @@ def speeches() -> list[Document]:
 def test_default_corpus_is_the_recorded_text(speeches: list[Document]) -> None:
     text = "\n\n".join(d.text for d in speeches).encode() + b"\n"
     assert len(text) == 12_186_248
-    assert hashlib.sha256(text).hexdigest() == SOTU_SHA256
-    assert SOTU_SHA256 == "85ec3556bdf77a0ce67490b3c5b3a1869e72005ed149ca9134795aee82795ced"
+    assert hashlib.sha256(text).hexdigest() == PACKAGES[Corpus.sotu].sha256
+    assert PACKAGES[Corpus.sotu].sha256 == "85ec3556bdf77a0ce67490b3c5b3a1869e72005ed149ca9134795aee82795ced"
 
 
 def test_default_corpus_holds_out_about_5_percent_in_whole_years(speeches: list[Document]) -> None:
@@ -67,6 +67,15 @@ def test_default_corpus_holds_out_about_5_percent_in_whole_years(speeches: list[
     assert all(group.isdigit() and len(group) == 4 for group in {d.group for d in speeches})
     share = sum(len(d.text.encode()) for d in val) / sum(len(d.text.encode()) for d in speeches)
     assert 0.05 <= share < 0.06
+
+
+def test_the_wiki_corpus_is_the_recorded_text_and_prepares(tmp_path: Path) -> None:
+    config = make("data.corpus=wiki").data
+    articles = documents(config)
+    text = "\n\n".join(d.text for d in articles).encode()
+    assert (len(articles), len(text)) == (10_033, 5_039_865)
+    prepared = data.load(data.prepare(config, tmp_path, SEQ_LEN))
+    assert prepared.meta["source"]["sha256"] == hashlib.sha256(text).hexdigest()
 
 
 def test_altered_default_corpus_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

