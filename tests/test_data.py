@@ -19,7 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from andrea_exp import data
-from andrea_exp.config import DataConfig
+from andrea_exp.config import Corpus, DataConfig
 from andrea_exp.data.batches import train_batch, unigram_loss, val_batch
 from andrea_exp.data.corpus import PACKAGES, Document, documents
 from andrea_exp.data.prepare import Prepared, split

