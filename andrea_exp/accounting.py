@@ -3,12 +3,16 @@
 Plans and depth modes need only closed forms, so torch is imported where a model is built.
 """
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
-from andrea_exp.config import BlockLayout, ModelConfig, Precision
+from omegaconf import OmegaConf
+
+from andrea_exp.config import BlockLayout, ModelConfig, Precision, as_dict
 
 ADAM_STATES = 2  # first and second moment, float32
 FLOAT32 = 4
@@ -88,12 +92,19 @@ def parameters_a_layer(config: ModelConfig) -> dict[str, int]:
 
 
 def _meta_model(config: ModelConfig) -> Any:
+    return _build(json.dumps(as_dict(config)))
+
+
+@lru_cache(maxsize=4)
+def _build(config: str) -> Any:
+    """A model on the meta device; one description asks for the same one several times."""
     import torch
 
     from andrea_exp.model import GPT
 
+    typed = OmegaConf.merge(OmegaConf.structured(ModelConfig), json.loads(config))
     with torch.device("meta"):
-        return GPT(config)
+        return GPT(OmegaConf.to_object(typed))  # type: ignore[arg-type]
 
 
 def _part(name: str) -> str:
