@@ -101,7 +101,9 @@ def _table(options: argparse.Namespace, overrides: list[str]) -> int:
     plan, records = plan_of(options.name, overrides)
     made = table.ablation_table(plan, records)
     if not any(cell.done + cell.diverged for cell in made.cells):
-        raise UserError(f"{plan.name}: no finished runs in {records}/; run: andrea-exp sweep {options.name}")
+        raise UserError(
+            f"{plan.name}: no finished runs with these overrides in {records}/; run: andrea-exp sweep {options.name}"
+        )
     if options.format == "text":
         table.print_table(made)
     else:
@@ -114,6 +116,7 @@ def _status(options: argparse.Namespace, overrides: list[str]) -> int:
     from rich.console import Console
     from rich.live import Live
 
+    from andrea_exp.record import Status
     from andrea_exp.results.load import plan_of
     from andrea_exp.sweep import board
     from andrea_exp.sweep.pool import slots_of
@@ -131,10 +134,11 @@ def _status(options: argparse.Namespace, overrides: list[str]) -> int:
     with Live(console=console, auto_refresh=False) as live:
         while True:
             live.update(board.render(now, most=max(5, console.height - 6)), refresh=True)
-            if all(r.status.finished for r in now.runs) and not plan.waiting:
+            if all(r.status.finished or r.status is Status.failed for r in now.runs) and not plan.waiting:
                 return 0
             time.sleep(1)
-            plan, _ = plan_of(options.name, overrides)
+            if plan.waiting:  # what the tuning runs chose shows in a new plan alone
+                plan, _ = plan_of(options.name, overrides)
             now = reader.read(plan)
 
 

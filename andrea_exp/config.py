@@ -4,7 +4,7 @@ Values live in `conf/`, the rules between fields in `rules.py`.
 """
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from fractions import Fraction
 from typing import Any
@@ -197,12 +197,13 @@ class PoolConfig:
 class SweepConfig:
     """A question as data. Every swept field has one role, and the table follows from the roles."""
 
-    question: str = MISSING
+    question: str = ""
     baseline: str = MISSING  # the arm that the others are compared with
     compare: dict[str, dict[str, Any]] = MISSING  # rows: arm name -> overrides
-    across: dict[str, list[Any]] = MISSING  # columns
-    tune: dict[str, list[Any]] = MISSING  # chosen per row and column; its `seed` entry holds the tuning seeds
-    repeat: dict[str, list[Any]] = MISSING  # seeds, paired across rows
+    across: dict[str, list[Any]] = field(default_factory=dict)  # columns
+    # Chosen per row and column; its `seed` entry holds the tuning seeds.
+    tune: dict[str, list[Any]] = field(default_factory=dict)
+    repeat: dict[str, list[Any]] = field(default_factory=dict)  # seeds, paired across rows
 
 
 @dataclass
@@ -219,6 +220,14 @@ class RunConfig:
     records: str = MISSING
     tensorboard: bool = MISSING
     sweep: SweepConfig | None = MISSING
+
+
+def formula(model: ModelConfig) -> str:
+    """The placement's formula as this model has it: without the stream where there is none."""
+    text = model.norm_placement.value
+    if not model.residual:
+        text = text.replace("x+F", "F").replace("x+N", "N")
+    return text if model.block_layout is BlockLayout.sequential else f"{text}, F=Attn+MLP"
 
 
 def parse_ratio(text: str) -> Fraction:

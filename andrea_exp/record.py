@@ -74,10 +74,10 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The content of a record, or None where there is none yet."""
+    """The content of a record, or None where there is none yet or a broken disk has left half of one."""
     try:
         return json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
 
 
@@ -112,7 +112,7 @@ def status(folder: Path) -> Status:
     if lease_holder(folder) is not None:
         return Status.running
     summary = read_json(folder / "summary.json")
-    if summary is not None:
+    if summary is not None and summary.get("status") in set(Status):
         return Status(summary["status"])
     return Status.interrupted if (folder / "metrics.jsonl").exists() else Status.missing
 
@@ -186,9 +186,8 @@ class Lease:
 def lease_holder(folder: Path) -> dict[str, Any] | None:
     """The living process that runs a folder, or None: on this host by its pid, elsewhere by its heartbeat."""
     path = folder / "lease.json"
-    try:
-        holder, beat = json.loads(path.read_text()), path.stat().st_mtime
-    except (FileNotFoundError, NotADirectoryError):
+    holder = read_json(path)
+    if holder is None or not {"host", "pid", "since"} <= holder.keys():
         return None
     if holder["host"] == socket.gethostname():
         try:
@@ -198,7 +197,9 @@ def lease_holder(folder: Path) -> dict[str, Any] | None:
         except psutil.NoSuchProcess:
             alive = False
     else:
-        alive = time.time() - beat < STALE_S
+        with suppress(FileNotFoundError):
+            return holder if time.time() - path.stat().st_mtime < STALE_S else None
+        alive = False
     return holder if alive else None
 
 

@@ -252,7 +252,9 @@ def write_losses(records: Path, planned: Plan, arm: str, losses: dict[float, lis
             folder.mkdir(parents=True)
             # A diverged run may well have a low loss on record: it must not win by it.
             summary = (
-                {"status": loss, "val/loss": 0.1} if isinstance(loss, str) else {"status": "done", "val/loss": loss}
+                {"status": loss, "val/bits_per_byte": 0.1}
+                if isinstance(loss, str)
+                else {"status": "done", "val/bits_per_byte": loss}
             )
             write_json(folder / "summary.json", summary)
 
@@ -340,3 +342,20 @@ def test_a_plan_knows_its_columns():
     assert len(planned.columns) == 4
     assert planned.arms == list(PLACEMENTS)
     assert plan(PLACEMENTS).columns == [{}]
+
+
+def test_a_value_with_fewer_diverged_seeds_ranks_before_a_lower_mean(tmp_path: Path) -> None:
+    from andrea_exp.results.choose import _rank
+
+    assert min([[1.0, None], [2.0, 2.0]], key=_rank) == [2.0, 2.0]
+    assert min([[None, None], [3.0, None]], key=_rank) == [3.0, None]
+
+
+@pytest.mark.parametrize("key", ["optim", "pool.threads", "records", "optim.lrr"])
+def test_what_is_no_field_of_a_run_has_no_role(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sweeps").mkdir()
+    body = f"sweep: {{baseline: a, compare: {{a: {{{key}: {{lr: 0.01}}}}, b: {{model.n_layers: 3}}}}}}"
+    (tmp_path / "sweeps" / "odd.yaml").write_text(f"# @package _global_\n{body}\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=key):
+        plan_sweep(["sweeps=odd"])

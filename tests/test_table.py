@@ -10,11 +10,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from conftest import TINY
+from conftest import TINY, make
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from andrea_exp.config import formula
 from andrea_exp.record import MetricsWriter, run_folder, write_json
 from andrea_exp.results import load_metrics, load_runs, loss_curves, plan_of
 from andrea_exp.results.figures import save_figures
@@ -29,7 +30,7 @@ from andrea_exp.results.table import (
     to_json,
     to_markdown,
 )
-from andrea_exp.sweep.plan import Cell, Plan
+from andrea_exp.sweep.plan import Cell, Plan, plan_sweep
 
 ARMS = {p: {"model.norm_placement": p} for p in ("pre", "post", "none")}
 RECORDS = Path("records")
@@ -167,9 +168,9 @@ def test_two_arms_that_are_one_run_differ_by_exactly_nothing():
 @pytest.mark.parametrize(
     ("outcomes", "shown", "median"),
     [
-        (["stuck", 2.5, 3.0], "1/3 diverged (stuck)", 3.0),  # inf is the largest of the three
-        (["stuck", "non-finite", 2.0], "2/3 diverged (non-finite, stuck)", None),
-        (["above start"] * 3, "3/3 diverged (above start)", None),
+        (["stuck", 2.5, 3.0], "1/3 diverged (stuck at ", 3.0),  # inf is the largest of the three
+        (["stuck", "non-finite", 2.0], "2/3 diverged (non-finite, stuck at ", None),
+        (["above start"] * 3, "3/3 diverged (above start at ", None),
     ],
 )
 def test_divergence_is_counted_never_averaged(outcomes: list[float | str], shown: str, median: float | None):
@@ -428,3 +429,27 @@ def test_load_metrics_keeps_every_value_and_null_becomes_nan():
     assert set(losses[losses["value"].isna()]["arm"]) == {"none"}
     one = losses[(losses["arm"] == "pre") & (losses["seed"] == 1)]
     assert one["value"].tolist() == [1.0 / s + 1 for s in range(1, 7)]
+
+
+def test_arms_with_other_tokens_are_compared_in_bits_a_byte(tmp_path: Path, corpus_path: Path) -> None:
+    """Nats a token would say that the tokenizer with the shorter tokens wins."""
+    words = [*TINY, f"data.path={corpus_path}", "seed=0,1,2"]
+    plan = plan_sweep([*words, "data.val_fraction=0.05,0.2"])
+    for cell, (nats, bits) in zip(plan.cells, [(2.0, 3.0)] * 3 + [(5.0, 1.0)] * 3, strict=True):
+        folder = tmp_path / "runs" / cell.signature
+        folder.mkdir(parents=True)
+        summary = {"status": "done", "val/loss": nats, "val/bits_per_byte": bits}
+        (folder / "summary.json").write_text(json.dumps(summary))
+    table = ablation_table(plan, tmp_path)
+    assert table.metric == "bits_per_byte"
+    assert [cell.loss_mean for cell in table.cells] == [3.0, 1.0]
+    assert table.cells[1].difference == -2.0
+    assert any("bits a byte" in note for note in table.notes)
+
+
+def test_formulas_are_each_models_own() -> None:
+    shown = [
+        formula(make(*words).model)
+        for words in (["model.residual=false"], ["model.norm_placement=peri", "model.residual=false"])
+    ]
+    assert shown == ["F(N(x))", "N(F(N(x)))"]

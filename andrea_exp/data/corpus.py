@@ -32,7 +32,7 @@ PACKAGES = {
     ),
 }
 SUFFIXES = (".txt", ".md")
-PIECES_OF_A_LONE_FILE = 100
+FEW_FILES, PIECES = 20, 100
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,11 @@ def _files(root: Path) -> list[Document]:
     kept = [d for d in read if d.text.strip()]
     if not kept:
         raise UserError(f"data.path={root}: no text in {'it' if len(read) == 1 else 'any of its files'}")
-    return list(_pieces(kept[0].text)) if len(kept) == 1 else kept
+    if len(kept) >= FEW_FILES:
+        return kept
+    # Of a few files none could be held out without holding out far too much or too little.
+    size = max(1, -(-sum(len(d.text) for d in kept) // PIECES))
+    return [piece for document in kept for piece in _pieces(document, size)]
 
 
 def _read_utf8(path: Path) -> str:
@@ -141,17 +145,16 @@ def _read_utf8(path: Path) -> str:
         raise UserError(f"{path}: not UTF-8 (byte {error.start} is 0x{raw[error.start]:02x})") from error
 
 
-def _pieces(text: str) -> Iterable[Document]:
-    """A lone file becomes about a hundred documents, cut at line ends, so that some can be held out."""
-    lines = text.splitlines(keepends=True)
-    if len(lines) < PIECES_OF_A_LONE_FILE:  # a few endless lines: cut anywhere
-        size = max(1, -(-len(text) // PIECES_OF_A_LONE_FILE))
-        lines = [text[i : i + size] for i in range(0, len(text), size)]
-    target, piece, count = len(text) / PIECES_OF_A_LONE_FILE, "", 0
+def _pieces(document: Document, size: int) -> Iterable[Document]:
+    """A document cut at line ends into pieces of about `size` characters, each a group of its own."""
+    lines = document.text.splitlines(keepends=True)
+    if len(lines) < len(document.text) / size:  # a few endless lines: cut anywhere
+        lines = [document.text[i : i + size] for i in range(0, len(document.text), size)]
+    piece, count = "", 0
     for line in lines:
         piece += line
-        if len(piece) >= target:
-            yield Document(f"{count:03d}", piece)
+        if len(piece) >= size:
+            yield Document(f"{document.group}/{count:03d}", piece)
             piece, count = "", count + 1
     if piece:
-        yield Document(f"{count:03d}", piece)
+        yield Document(f"{document.group}/{count:03d}", piece)

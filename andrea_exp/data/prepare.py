@@ -95,6 +95,8 @@ def _build(data: DataConfig, folder: Path, seq_len: int) -> None:
     if not val:
         raise UserError(f"data: {len(docs)} document is too little to hold one out for validation")
     tokenizer = make_tokenizer(data, [d.text for d in train])
+    if data.vocab_size and len(tokenizer.lengths) < data.vocab_size:
+        raise UserError(f"data.vocab_size={data.vocab_size}: this text yields no more than {len(tokenizer.lengths)}")
     splits = {name: _encode(docs, tokenizer) for name, docs in (("train", train), ("val", val))}
     _require_windows({name: sum(map(len, pieces)) for name, pieces in splits.items()}, seq_len)
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from andrea_exp.results.figures import save_figures
 from andrea_exp.results.table import ablation_table, print_table, to_csv, to_json, to_markdown
-from andrea_exp.sweep.plan import Plan
+from andrea_exp.sweep.plan import AD_HOC, Plan
 
 
 def write_report(plan: Plan, records: Path, overrides: Sequence[str], console: Console) -> Path:
@@ -21,7 +21,7 @@ def write_report(plan: Plan, records: Path, overrides: Sequence[str], console: C
     if any(cell.done + cell.diverged for cell in table.cells):
         save_figures(plan, records, folder)
     print_table(table)
-    words = [plan.name] if plan.spec.question else []
+    words = [plan.name] if plan.name != AD_HOC else []
     words += [shlex.quote(o) for o in overrides if not o.startswith("sweeps=")] or ["seed=0"] * (not words)
     for text in (f"tables and figures: {folder}/", f"TensorBoard: andrea-exp tensorboard {' '.join(words)}"):
         console.print(text, soft_wrap=True, highlight=False, markup=False)

@@ -21,10 +21,11 @@ from rich.table import Table as RichTable
 from rich.text import Text
 from scipy import stats
 
+from andrea_exp.config import formula
 from andrea_exp.record import Status
 from andrea_exp.results.load import runs_frame, select
 from andrea_exp.rules import get
-from andrea_exp.sweep.plan import Plan, Values
+from andrea_exp.sweep.plan import Plan, Values, shown
 
 LEAST_SEEDS = 3
 
@@ -41,9 +42,10 @@ class TableCell:
     diverged: int
     kinds: str  # of divergence: "stuck", "non-finite, stuck"
     unfinished: int
-    loss_mean: float | None  # nats a token, over the seeds, where all of them are done
+    loss_mean: float | None  # in the table's metric, over the seeds, where all of them are done
     loss_sd: float | None
     loss_median: float | None  # with diverged seeds as +inf
+    diverged_at: float | None  # median of where diverged seeds ended, of those that ended in a number
     bits_per_byte: float | None
     difference: float | None  # to the baseline, paired by seed
     ci_low: float | None
@@ -61,6 +63,7 @@ class AblationTable:
     name: str
     question: str
     baseline: str
+    metric: str  # "val_loss", or "bits_per_byte" where tokens differ between runs
     arms: dict[str, dict[str, Any]]  # arm -> what it is: its overrides, its placement's formula
     columns: list[Values]
     cells: list[TableCell]
@@ -78,24 +81,25 @@ def ablation_table(plan: Plan, records: Path) -> AblationTable:
     """The table of a plan with whatever runs exist."""
     frame = runs_frame(plan, records)
     reported = frame[frame["purpose"] == "report"]
-    cells = [_cell(plan, reported, arm, column) for arm in plan.arms for column in plan.columns]
-    arms = {arm: _describe(plan, arm) for arm in plan.arms}
+    metric = "bits_per_byte" if _texts_differ(plan) else "val_loss"
+    cells = [_cell(plan, reported, arm, column, metric) for arm in plan.arms for column in plan.columns]
     return AblationTable(
-        plan.name,
-        plan.spec.question,
-        plan.spec.baseline,
-        arms,
-        plan.columns,
-        cells,
-        _notes(plan, frame, cells),
+        name=plan.name,
+        question=plan.spec.question,
+        baseline=plan.spec.baseline,
+        metric=metric,
+        arms={arm: _describe(plan, arm) for arm in plan.arms},
+        columns=plan.columns,
+        cells=cells,
+        notes=_notes(plan, frame, cells),
     )
 
 
-def _cell(plan: Plan, reported: pd.DataFrame, arm: str, column: Values) -> TableCell:
+def _cell(plan: Plan, reported: pd.DataFrame, arm: str, column: Values, metric: str) -> TableCell:
     runs = select(reported, arm, column)
     done, diverged = runs[runs["status"] == Status.done], runs[runs["status"] == Status.diverged]
     clean = len(diverged) == 0 and len(done) > 0
-    ended = [*done["val_loss"], *[math.inf] * len(diverged)]
+    ended = [*done[metric], *[math.inf] * len(diverged)]
     median = float(pd.Series(ended).median()) if ended else None
     base = select(reported, plan.spec.baseline, column)
     reports = (c for c in plan.cells if c.purpose == "report" and c.arm == arm and c.column == column)
@@ -109,11 +113,12 @@ def _cell(plan: Plan, reported: pd.DataFrame, arm: str, column: Values) -> Table
         diverged=len(diverged),
         kinds=", ".join(sorted(diverged["diverged"].unique())),
         unfinished=len(runs) - len(done) - len(diverged),
-        loss_mean=_mean(done["val_loss"]) if clean else None,
-        loss_sd=float(done["val_loss"].std()) if clean and len(done) > 1 else None,
+        loss_mean=_mean(done[metric]) if clean else None,
+        loss_sd=float(done[metric].std()) if clean and len(done) > 1 else None,
         loss_median=None if median is None or math.isinf(median) else median,
+        diverged_at=float(diverged[metric].median()) if diverged[metric].notna().any() else None,
         bits_per_byte=_mean(done["bits_per_byte"]) if clean else None,
-        **_difference(runs, base, list(plan.spec.repeat), compared=arm != plan.spec.baseline),
+        **_difference(runs, base, list(plan.spec.repeat), metric, compared=arm != plan.spec.baseline),
         grad_norm_median=_mean(runs["grad_norm_median"]),
         grad_norm_max=_largest(runs["grad_norm_max"]),
         tokens_per_s=_mean(runs["tokens_per_s"]),
@@ -122,7 +127,9 @@ def _cell(plan: Plan, reported: pd.DataFrame, arm: str, column: Values) -> Table
     )
 
 
-def _difference(runs: pd.DataFrame, base: pd.DataFrame, pair_by: list[str], compared: bool) -> dict[str, Any]:
+def _difference(
+    runs: pd.DataFrame, base: pd.DataFrame, pair_by: list[str], metric: str, compared: bool
+) -> dict[str, Any]:
     """Mean paired difference and its interval; nothing where a seed of either side diverged."""
     none = {"difference": None, "ci_low": None, "ci_high": None, "pairs": 0}
     either = pd.concat([runs["status"], base["status"]])
@@ -131,9 +138,9 @@ def _difference(runs: pd.DataFrame, base: pd.DataFrame, pair_by: list[str], comp
     ended = [f[f["status"] == Status.done] for f in (runs, base)]
     if pair_by:
         pairs = ended[0].merge(ended[1], on=pair_by, suffixes=("", "_base"))
-        gaps = (pairs["val_loss"] - pairs["val_loss_base"]).to_numpy()
+        gaps = (pairs[metric] - pairs[f"{metric}_base"]).to_numpy()
     else:
-        gaps = ended[0]["val_loss"].to_numpy() - ended[1]["val_loss"].to_numpy() if all(map(len, ended)) else []
+        gaps = ended[0][metric].to_numpy() - ended[1][metric].to_numpy() if all(map(len, ended)) else []
     if len(gaps) == 0:
         return none
     low, high = paired_interval(gaps)
@@ -159,8 +166,8 @@ def _largest(values: pd.Series) -> float | None:
 
 
 def _describe(plan: Plan, arm: str) -> dict[str, Any]:
-    config = next(c.config for c in plan.cells if c.arm == arm)
-    return {"overrides": plan.spec.compare[arm], "formula": config.model.norm_placement.value}
+    formulas = {formula(cell.config.model) for cell in plan.cells if cell.arm == arm}
+    return {"overrides": plan.spec.compare[arm], "formula": formulas.pop() if len(formulas) == 1 else ""}
 
 
 def _notes(plan: Plan, frame: pd.DataFrame, cells: list[TableCell]) -> list[str]:
@@ -169,6 +176,9 @@ def _notes(plan: Plan, frame: pd.DataFrame, cells: list[TableCell]) -> list[str]
     notes = ["all runs: " + ", ".join(f"{k}={getattr(v, 'name', v)}" for k, v in alike.items())] if alike else []
     if "optim.lr" in alike:
         notes.append("one learning rate for all arms: a description of these runs, no claim about tuned models")
+    if _texts_differ(plan):
+        notes.append("arms read different texts or tokens: losses are in bits a byte")
+    notes += _same_runs(plan) + _tuned_at_an_edge(plan)
     if plan.waiting:
         notes.append(f"{plan.waiting} runs wait for the tuning runs to choose their values")
     unfinished = sum(c.unfinished for c in cells)
@@ -184,14 +194,44 @@ def _notes(plan: Plan, frame: pd.DataFrame, cells: list[TableCell]) -> list[str]
     return notes
 
 
-LEGEND = (
-    "cells: validation loss in nats a token ± SD over seeds (n); "
-    "difference to the baseline, paired by seed [95% CI]; gradient norm before clipping, median (largest)"
-)
+def _texts_differ(plan: Plan) -> bool:
+    """Whether arms of one column have different data: nats a token compare nothing across tokenizers."""
+    texts = ({c.fingerprint for c in plan.cells if c.column == column} for column in plan.columns)
+    return any(len(found) > 1 for found in texts)
+
+
+def _same_runs(plan: Plan) -> list[str]:
+    """Arms that are one and the same run in some column."""
+    arms_of: dict[str, dict[str, None]] = {}
+    for cell in plan.cells:
+        arms_of.setdefault(cell.signature, {})[cell.arm] = None
+    same = dict.fromkeys(" and ".join(arms) for arms in arms_of.values() if len(arms) > 1)
+    return [f"{arms} are the same runs" + (" in some columns" if plan.spec.across else "") for arms in same]
+
+
+def _tuned_at_an_edge(plan: Plan) -> list[str]:
+    """Chosen values at an end of their grid: the best may lie beyond."""
+    found: dict[str, None] = {}
+    for cell in plan.cells:
+        for key, value in cell.tuned.items() if cell.purpose == "report" else ():
+            if len(plan.spec.tune[key]) > 1 and value in (plan.spec.tune[key][0], plan.spec.tune[key][-1]):
+                where = f"{cell.arm}, {column_title(cell.column)}" if cell.column else cell.arm
+                found[f"{where}: {column_title({key: value})} is at the edge of its grid"] = None
+    return list(found)
+
+
+UNITS = {"val_loss": "nats a token", "bits_per_byte": "bits a byte"}
+
+
+def legend(table: AblationTable) -> str:
+    return (
+        f"cells: validation loss in {UNITS[table.metric]} ± SD over seeds (n); difference to the baseline, paired by "
+        "seed [95% CI]; gradient norm before clipping over logged steps, median (largest)"
+    )
 
 
 def column_title(column: Values) -> str:
-    return ", ".join(f"{k.split('.')[-1]}={v}" for k, v in column.items())
+    return ", ".join(f"{k.split('.')[-1]}={shown(v)}" for k, v in column.items())
 
 
 def loss_text(cell: TableCell) -> str:
@@ -199,7 +239,8 @@ def loss_text(cell: TableCell) -> str:
     if n == 0:
         return "–"
     if cell.diverged:
-        text = f"{cell.diverged}/{n} diverged ({cell.kinds})"
+        at = f" at {cell.diverged_at:.3f}" if cell.diverged_at is not None else ""
+        text = f"{cell.diverged}/{n} diverged ({cell.kinds}{at})"
     else:
         spread = f" ± {cell.loss_sd:.3f}" if cell.loss_sd is not None else ""
         text = f"{cell.loss_mean:.3f}{spread} ({n})"
@@ -234,7 +275,7 @@ def _grid(table: AblationTable) -> tuple[list[str], list[list[str]]]:
         cells = [table.cell(arm, column) for column in table.columns]
         counts = dict.fromkeys(f"{c.parameters:,}" for c in cells if c.parameters is not None)
         count = " / ".join(counts) or "–"  # one where the columns agree
-        rows.append([f"{arm}\n{what['formula']}", count, *(_cell_text(c, table.baseline) for c in cells)])
+        rows.append([f"{arm}\n{what['formula']}".strip(), count, *(_cell_text(c, table.baseline) for c in cells)])
     return head, rows
 
 
@@ -254,7 +295,7 @@ def to_rich(table: AblationTable) -> RichTable:
         rich.add_column(Text(title), justify="left" if i == 0 else "right", no_wrap=True)
     for row in rows:
         rich.add_row(*map(Text, row), end_section=True)
-    rich.caption = Text("\n".join([LEGEND, *table.notes]))
+    rich.caption = Text("\n".join([legend(table), *table.notes]))
     rich.caption_justify = "left"
     return rich
 
@@ -268,7 +309,9 @@ def to_markdown(table: AblationTable) -> str:
 
     rule = line([":--" if i == 0 else "--:" for i in range(len(head))])
     title = [f"**{table.question}**", ""] if table.question else []
-    return "\n".join([*title, line(head), rule, *map(line, rows), "", *(f"- {n}" for n in (LEGEND, *table.notes)), ""])
+    return "\n".join(
+        [*title, line(head), rule, *map(line, rows), "", *(f"- {n}" for n in (legend(table), *table.notes)), ""]
+    )
 
 
 def to_json(table: AblationTable) -> str:

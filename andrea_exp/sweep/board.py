@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ class Reader:
 
     def _state(self, cell: Cell) -> RunState:
         if cell.signature in self._finished:
-            return self._finished[cell.signature]
+            return replace(self._finished[cell.signature], label=cell.label)
         folder = run_folder(self.records, cell.signature)
         state, steps = status(folder), cell.config.train.steps
         row = last_metrics(folder) if state is not Status.missing else {}

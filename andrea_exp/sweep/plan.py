@@ -11,14 +11,16 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override, QuotedString
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from andrea_exp import data
-from andrea_exp.compose import compose, parse, set_field
+from andrea_exp.compose import compose, explain, parse, set_field
 from andrea_exp.config import RunConfig, SweepConfig, as_dict
 from andrea_exp.errors import UserError, did_you_mean
-from andrea_exp.rules import field_names, resolve, signature
+from andrea_exp.rules import IDENTITY_SECTIONS, field_names, resolve, signature
 
 Values = dict[str, Any]
+AD_HOC = "adhoc"  # the name of what no sweep file describes
 LONGEST_ARM = 60
 # Config groups that an arm or a column may choose: the config is composed anew for each choice.
 GROUPS = frozenset({"recipe", "scale"})
@@ -42,13 +44,18 @@ class Cell:
     @property
     def label(self) -> str:
         values = {**self.column, **self.tuned, **self.repeat}
-        return ",".join([self.arm, *(f"{k.split('.')[-1]}={v}" for k, v in values.items())])
+        return ",".join([self.arm, *(f"{k.split('.')[-1]}={shown(v)}" for k, v in values.items())])
 
     @property
     def slug(self) -> str:
         """The label as a file name; where that needed a change, a hash of the label keeps names apart."""
         safe = re.sub(r"[^A-Za-z0-9._=,+-]", "_", self.label)[:120]
         return safe if safe == self.label else f"{safe}-{hashlib.sha256(self.label.encode()).hexdigest()[:6]}"
+
+
+def shown(value: Any) -> str:
+    """A config value as its YAML has it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True)
@@ -74,25 +81,37 @@ def plan_sweep(overrides: Sequence[str], choose: Chooser | None = None) -> Plan:
     return plan_composed(compose(overrides), parse(overrides), choose)
 
 
-def plan_composed(composed: DictConfig, overrides: Sequence[Override], choose: Chooser | None = None) -> Plan:
-    """The plan of a composed config and the overrides that it was composed with. Raises UserError."""
-    name = OmegaConf.select(composed, "hydra.runtime.choices.sweeps") or "adhoc"
+def plan_composed(
+    composed: DictConfig,
+    overrides: Sequence[Override],
+    choose: Chooser | None = None,
+    fingerprints: dict[str, str] | None = None,
+) -> Plan:
+    """The plan of a composed config and the overrides that it was composed with. Raises UserError.
+
+    `fingerprints` keeps the data's between the plans of one command, whatever happens to the text meanwhile.
+    """
+    fingerprints = {} if fingerprints is None else fingerprints
+    name = OmegaConf.select(composed, "hydra.runtime.choices.sweeps") or AD_HOC
     base, spec = _bare(composed)
     words = [o.input_line or "" for o in overrides if not o.is_sweep_override()]
     swept = {o.get_key_element(): _sweep_values(o) for o in overrides if o.is_sweep_override()}
     fixed = {o.get_key_element(): [o.value()] for o in overrides if not o.is_sweep_override()}
-    if spec is None and name != "adhoc":
+    if spec is None and name != AD_HOC:
         raise UserError(f"sweeps={name}: the file has no `sweep:` with question, baseline, compare and repeat")
     if spec is None:
-        return _expand("adhoc", words, base, _ad_hoc(swept, fixed), choose)
-    return _expand(name, words, base, _narrow(spec, name, swept, fixed), choose)
+        return _expand(AD_HOC, words, base, _ad_hoc(swept, fixed), choose, fingerprints)
+    return _expand(name, words, base, _narrow(spec, name, swept, fixed), choose, fingerprints)
 
 
 def _bare(composed: DictConfig) -> tuple[DictConfig, SweepConfig | None]:
     """A composed config as one run's, without Hydra's node, and the sweep that it carried."""
     base = copy.deepcopy(composed)
     OmegaConf.set_struct(base, False)
-    spec: SweepConfig | None = None if base.sweep is None else OmegaConf.to_object(base.sweep)  # type: ignore[assignment]
+    try:
+        spec: SweepConfig | None = None if base.sweep is None else OmegaConf.to_object(base.sweep)  # type: ignore[assignment]
+    except OmegaConfBaseException as error:
+        raise UserError(explain(error, "sweep")) from error
     base.sweep = None
     base.pop("hydra", None)
     OmegaConf.set_struct(base, True)
@@ -175,6 +194,11 @@ def _check_roles(spec: SweepConfig, name: str, base: DictConfig) -> None:
         shared = first & second - ({"seed"} if (one, other) == ("tune", "repeat") else set())
         if shared:
             raise UserError(f"sweep {name}: {', '.join(sorted(shared))} has two roles, {one} and {other}")
+    for key in set.union(*roles.values()):
+        if key not in GROUPS and key not in field_names():
+            raise UserError(f"sweep {name}: {key}: no such field; {did_you_mean(key, field_names())}")
+        if key not in GROUPS and key.split(".")[0] not in IDENTITY_SECTIONS:
+            raise UserError(f"sweep {name}: {key} says how a run happens, not what it computes: it has no role")
     for role in (spec.across, spec.tune, spec.repeat):
         for key, values in role.items():
             if not values or len({_canonical(base, key, v) for v in values}) < len(values):
@@ -195,7 +219,14 @@ def _canonical(base: DictConfig, key: str, value: Any) -> str:
     return repr(OmegaConf.select(config, key))
 
 
-def _expand(name: str, words: Sequence[str], base: DictConfig, spec: SweepConfig, choose: Chooser | None) -> Plan:
+def _expand(
+    name: str,
+    words: Sequence[str],
+    base: DictConfig,
+    spec: SweepConfig,
+    choose: Chooser | None,
+    fingerprints: dict[str, str],
+) -> Plan:
     _check_roles(spec, name, base)
     swept = frozenset(
         {key for arm in spec.compare.values() for key in arm} | set(spec.across) | set(spec.tune) | set(spec.repeat)
@@ -220,7 +251,6 @@ def _expand(name: str, words: Sequence[str], base: DictConfig, spec: SweepConfig
         shared = fingerprints[known]
         return Cell(arm, column, tuned, repeat, purpose, run, shared, signature(run, shared))
 
-    fingerprints: dict[str, str] = {}
     plan, waiting = Plan(name, spec), 0
     grid = {k: v for k, v in spec.tune.items() if k != "seed"}
     for arm, column in itertools.product(spec.compare, _product(spec.across)):
@@ -231,6 +261,7 @@ def _expand(name: str, words: Sequence[str], base: DictConfig, spec: SweepConfig
         best = choose(plan, arm, column) if grid and choose else {}
         for repeat in _product(spec.repeat):
             if best is None or (grid and not choose):
+                cell(arm, column, next(_product(grid)), repeat, "report")  # a bad value shows before anything runs
                 waiting += 1
             else:
                 plan.cells.append(cell(arm, column, best, repeat, "report"))

@@ -33,20 +33,21 @@ def run_sweep(composed: DictConfig, overrides: Sequence[str]) -> None:
     records, console = Path(composed.records), Console()
     parsed = parse(overrides)
 
-    def planned() -> Plan:
-        return plan_composed(composed, parsed, choose_tuned(records))
+    fingerprints: dict[str, str] = {}
+    tried: set[str] = set()
 
-    plan = planned()
-    pool = plan.cells[0].config.pool
+    def planned() -> tuple[Plan, list[Cell]]:
+        """The plan as the tuning stands, and what is left of it; a run that failed is tried once a command."""
+        plan = plan_composed(composed, parsed, choose_tuned(records), fingerprints)
+        return plan, [cell for cell in _missing(plan, records) if cell.signature not in tried]
+
+    plan, missing = planned()
     try:
-        while True:
-            missing = _missing(plan, records)
-            if missing:
-                _run_missing(plan, missing, records, pool, console)
-            link_views(plan, records)
-            done, plan = plan, planned()
-            if len(plan.cells) == len(done.cells):
-                break
+        while missing:
+            _run_missing(plan, missing, records, plan.cells[0].config.pool, console)
+            tried |= {cell.signature for cell in missing}
+            plan, missing = planned()
+        link_views(plan, records)
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on with what is missing")
         sys.exit(130)
@@ -71,6 +72,8 @@ def _run_missing(plan: Plan, cells: list[Cell], records: Path, pool: PoolConfig,
             needed = (cell.fingerprint, cell.config.model.seq_len)
             if needed not in corpora:
                 corpora[needed] = data.prepare(cell.config.data, records / "corpora", needed[1])
+                if corpora[needed].name != cell.fingerprint:
+                    raise UserError(f"data.path={cell.config.data.path}: the text changed since the sweep was planned")
     warm_up()
     jobs = [
         Job(
@@ -151,4 +154,6 @@ def _report_failures(plan: Plan, records: Path, console: Console) -> int:
         folder = run_folder(records, cell.signature)
         note = (folder / "traceback.txt") if (folder / "traceback.txt").exists() else (folder / "log.txt")
         console.print(f"failed: {cell.label}; see {note}", markup=False, soft_wrap=True)
-    return 1 if failed else 0
+    if plan.waiting:
+        console.print(f"{plan.waiting} runs wait for tuning runs that have not ended", soft_wrap=True)
+    return 1 if _missing(plan, records) or plan.waiting else 0
