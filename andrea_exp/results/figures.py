@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from andrea_exp.results.load import metrics_frame, select
-from andrea_exp.sweep.plan import Plan, Values
+from andrea_exp.sweep.plan import Plan, Values, shown
 
 # Okabe & Ito 2008.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+PANELS_IN_A_ROW = 4
 STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -51,16 +53,18 @@ def gradient_norms_by_depth(plan: Plan, records: Path) -> Figure:
     The geometric mean over seeds; a run that ended in NaN shows its first step only.
     """
     frame = metrics_frame(plan, records, ["grad_norm/block_"])
-    frame = frame[frame["metric"].str.endswith("/mlp") & (frame["value"] > 0) & (frame["step"] > 0)]
+    last = plan.cells[0].config.train.steps
+    frame = frame[frame["metric"].str.endswith("/mlp") & (frame["value"] > 0)]
+    frame = frame[(frame["step"] > 0) | (last == 0)]  # step 0 has another batch: it serves untrained runs alone
     frame = frame.assign(block=frame["metric"].str.extract(r"block_(\d+)/", expand=False).astype(int))
     figure, panels = _panels(plan, "block", "gradient norm of the MLP")
     for column, panel in panels:
         for colour, arm in zip(_cycle(COLOURS), plan.arms, strict=False):
             runs = select(frame, arm, column)
-            ends = ((runs["step"].min(), "--", None), (plan.cells[0].config.train.steps, "-", arm))
+            ends = ((runs["step"].min(), "--", None), (last, "-", arm))
             for step, line, label in ends:
                 at = runs[runs["step"] == step].groupby("block")["value"]
-                mean = at.apply(lambda v: v.prod() ** (1 / len(v)))
+                mean = at.apply(lambda v: np.exp(np.log(v).mean()))
                 if len(mean):
                     panel.plot(mean.index, mean, line, color=colour, label=label, marker=".")
         panel.set_yscale("log")
@@ -78,21 +82,29 @@ def save_figures(plan: Plan, records: Path, folder: Path) -> list[Path]:
 
 
 def _panels(plan: Plan, x: str, y: str) -> tuple[Figure, list[tuple[Values, Axes]]]:
+    """A figure with a panel a column, a few in a row."""
+    across = min(PANELS_IN_A_ROW, len(plan.columns))
+    rows = -(-len(plan.columns) // across)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(1.6 + 4 * len(plan.columns), 3.4), layout="constrained")
-        axes = figure.subplots(1, len(plan.columns), squeeze=False, sharey=True)[0]
-    for column, panel in zip(plan.columns, axes, strict=True):
-        panel.set_title(", ".join(f"{k.split('.')[-1]} = {v}" for k, v in column.items()))
+        figure = Figure(figsize=(1.6 + 4 * across, 3.4 * rows), layout="constrained")
+        grid = figure.subplots(rows, across, squeeze=False, sharey=True)
+    for axes in grid.flat[len(plan.columns) :]:
+        axes.set_axis_off()
+    panels = list(zip(plan.columns, grid.flat, strict=False))
+    for column, panel in panels:
+        panel.set_title(", ".join(f"{k.split('.')[-1]} = {shown(v)}" for k, v in column.items()))
         panel.set_xlabel(x)
-    axes[0].set_ylabel(y)
-    return figure, list(zip(plan.columns, axes, strict=True))
+    for first in grid[:, 0]:
+        first.set_ylabel(y)
+    return figure, panels
 
 
 def _legend(panels: list[tuple[Values, Axes]], title: str) -> None:
-    """One for all panels, beside the last, where it covers no line."""
+    """One for all panels, beside the first row, where it covers no line."""
     handles = {text: line for _, panel in panels for line, text in zip(*panel.get_legend_handles_labels(), strict=True)}
-    where: Any = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
-    panels[-1][1].legend(list(handles.values()), list(handles), title=title, frameon=False, fontsize=8, **where)
+    where: Any = {"loc": "upper left", "bbox_to_anchor": (1, 1), "fontsize": 8}
+    _, beside = panels[min(len(panels), PANELS_IN_A_ROW) - 1]
+    beside.legend(list(handles.values()), list(handles), title=title, frameon=False, **where)
 
 
 def _cycle(colours: tuple[str, ...]) -> Iterator[str]:

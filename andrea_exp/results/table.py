@@ -28,6 +28,7 @@ from andrea_exp.rules import get
 from andrea_exp.sweep.plan import Plan, Values, shown
 
 LEAST_SEEDS = 3
+SIDE_BY_SIDE = 4  # columns
 
 
 @dataclass(frozen=True)
@@ -268,7 +269,12 @@ def _cell_text(cell: TableCell, baseline: str) -> str:
 
 
 def _grid(table: AblationTable) -> tuple[list[str], list[list[str]]]:
-    """Headings, and one row of text an arm: what it is, its parameters, then one entry a column."""
+    """Headings, and one row of text an arm: what it is, its parameters, then one entry a column.
+
+    Where there are too many columns to read side by side, they go below each other: one row a column and arm.
+    """
+    if len(table.columns) > SIDE_BY_SIDE:
+        return _long_grid(table)
     head = ["arm", "parameters", *(column_title(c) or "all seeds" for c in table.columns)]
     rows = []
     for arm, what in table.arms.items():
@@ -286,6 +292,18 @@ def print_table(table: AblationTable) -> None:
         endless = Console(width=10**6)
         console = Console(width=max(80, Measurement.get(endless, endless.options, rich).maximum))
     console.print(rich)
+
+
+def _long_grid(table: AblationTable) -> tuple[list[str], list[list[str]]]:
+    rows = [
+        [
+            f"{column_title(cell.column)}: {cell.arm}",
+            f"{cell.parameters:,}" if cell.parameters is not None else "–",
+            _cell_text(cell, table.baseline),
+        ]
+        for cell in sorted(table.cells, key=lambda c: table.columns.index(c.column))
+    ]
+    return ["column: arm", "parameters", "all seeds"], rows
 
 
 def to_rich(table: AblationTable) -> RichTable:
