@@ -18,6 +18,12 @@ from andrea_exp.sweep.plan import plan_sweep
 FLEETING = ("tokens_per_s", "memory_mb")
 
 
+@pytest.fixture
+def _fresh_compiler() -> None:
+    """As in a run's own process: dynamo counts how often it has compiled one function, over all of its models."""
+    torch._dynamo.reset()
+
+
 def values_by_arm(frame):
     frame = frame[~frame["metric"].isin(FLEETING)]
     return frame.pivot_table(index=["metric", "step"], columns="arm", values="value")
@@ -72,6 +78,7 @@ def test_recomputed_blocks_keep_fewer_activations():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_fresh_compiler")
 @pytest.mark.parametrize("placement", ["pre", "post", "peri", "reordered", "deepnorm", "layer_scaled", "mix", "none"])
 def test_a_compiled_trunk_is_one_graph_with_the_same_loss_and_gradients(placement: str):
     config = make(f"model.norm_placement={placement}", "model.n_layers=4").model
@@ -88,6 +95,7 @@ def test_a_compiled_trunk_is_one_graph_with_the_same_loss_and_gradients(placemen
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_fresh_compiler")
 def test_a_compiled_run_is_diagnosed_like_a_plain_one(tmp_path: Path, prepared: data.Prepared):
     rows = []
     for compiled in ("false", "true"):
