@@ -3,9 +3,8 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.figure import Figure
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -15,8 +14,11 @@ from andrea_exp.accounting import Decode
 from andrea_exp.config import RunConfig, as_dict
 from andrea_exp.errors import UserError, did_you_mean
 from andrea_exp.record import load_config
-from andrea_exp.results.figures import COLOURS
+from andrea_exp.style import COLOURS
 from andrea_exp.sweep.plan import plan_sweep
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SHOWN = (
     *("n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff", "seq_len", "vocab_size", "activation"),
@@ -140,8 +142,10 @@ def _parts(title: str, parts: dict[str, float], exact: bool = False) -> Table:
     return table
 
 
-def picture(found: dict[str, Any], name: str) -> Figure:
+def picture(found: dict[str, Any], name: str) -> "Figure":
     """Stacked bars: of parameters, FLOPs, bytes in training and in decoding, which part is how much."""
+    from matplotlib.figure import Figure
+
     bars = {
         "parameters": found["parameters"]["by_part"],
         "FLOPs, forward": found["flops_per_token"]["forward"],

@@ -11,19 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from andrea_exp.results.load import metrics_frame, select
+from andrea_exp.style import COLOURS, STYLE
 from andrea_exp.sweep.plan import Plan, Values, shown
 
-# Okabe & Ito 2008.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 PANELS_IN_A_ROW = 4
-STYLE: Any = {
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "font.size": 9,
-    "figure.dpi": 150,
-}
 
 
 def loss_curves(plan: Plan, records: Path) -> Figure:
