@@ -53,23 +53,19 @@ def execute(folder: Path, corpus: Path, threads: int, rank: int = 0) -> None:
         return
     try:
         with Lease(folder):
-            ended = read_json(folder / "summary.json")
-            if ended and Status(ended["status"]).finished:  # by another pool, while this process started
+            ended = read_json(folder / "summary.json") or {}
+            if ended.get("status") in (Status.done, Status.diverged):  # by another pool, while this process started
                 return
             start_over(folder)
             try:
                 write_json(folder / "summary.json", train(folder, corpus))
             except Exception:
-                (folder / "traceback.txt").write_text(traceback.format_exc())
-                write_json(folder / "summary.json", failure(traceback.format_exc().splitlines()[-1]))
+                told = traceback.format_exc()
+                (folder / "traceback.txt").write_text(told)
+                write_json(folder / "summary.json", {"status": str(Status.failed), "reason": told.splitlines()[-1]})
                 raise
     except BlockingIOError:
         sys.exit(HELD_ELSEWHERE)
-
-
-def failure(reason: str, status: Status = Status.failed) -> dict[str, Any]:
-    """The summary of a run that has no result."""
-    return {"status": str(status), "reason": reason}
 
 
 def train(folder: Path, corpus: Path, rank: int = 0) -> dict[str, Any]:

@@ -256,3 +256,12 @@ def test_ctrl_c_marks_running_runs_interrupted_leaves_no_process_and_the_next_co
     assert again.returncode == 0, out
     assert all(s.finished for s in sweep.statuses())
     assert [len(read_metrics(run)) for run in sweep.runs] == [401] * 4
+
+
+def test_a_broken_summary_does_not_keep_a_run_from_running(records: Path, prepared: data.Prepared):
+    """A file that lost its status is no result: to the pool's eye the run is not finished, nor is it to its process."""
+    job = make_job(records, prepared, "seed=10")
+    (job.folder / "summary.json").write_text('{"steps": 6}\n')
+    run_jobs([job], slots=1, tick=lambda: None)
+    assert status(job.folder).finished
+    assert summary(job)["steps"] == 6

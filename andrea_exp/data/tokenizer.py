@@ -94,7 +94,3 @@ def make_tokenizer(data: DataConfig, train_texts: Sequence[str]) -> Tokenizer:
         return Bytes()
     assert data.vocab_size is not None
     return BPE.train(train_texts, data.vocab_size)
-
-
-def load_tokenizer(path: Path, kind: Kind) -> Tokenizer:
-    return Bytes() if kind is Kind.bytes else BPE.load(path)

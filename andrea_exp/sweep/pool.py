@@ -132,7 +132,7 @@ def _bury(folder: Path, exitcode: int | None, instead: Status = Status.failed) -
     """Writes the summary that a killed process could not write."""
     if lease_holder(folder) is None:
         (folder / "lease.json").unlink(missing_ok=True)
-    if exitcode and read_json(folder / "summary.json") is None:
+    if exitcode and "status" not in (read_json(folder / "summary.json") or {}):
         how = f"killed by {signal.Signals(-exitcode).name}" if exitcode < 0 else f"exit code {exitcode}"
         write_json(folder / "summary.json", {"status": str(instead), "reason": how})
 
