@@ -4,14 +4,16 @@ Values live in `conf/`, the rules between fields in `rules.py`.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from fractions import Fraction
 from typing import Any
 
 from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from andrea_exp.errors import UserError
+from andrea_exp.errors import UserError, did_you_mean
 
 
 class NormPlacement(Enum):
@@ -64,14 +66,15 @@ MLPMatch = Enum("MLPMatch", ["none", "params"])
 Position = Enum("Position", ["learned", "sinusoidal", "rope", "t5", "none"])
 Init = Enum("Init", ["normal", "scaled", "xavier", "small"])
 DepthMode = Enum("DepthMode", ["fixed_width", "equal_parameters", "equal_flops"])
-Corpus = Enum("Corpus", ["sotu", "wiki", "files"])
-Tokenizer = Enum("Tokenizer", ["bytes", "bpe"])
+Corpus = Enum("Corpus", ["sotu", "wiki", "files", "huggingface", "shards"])
+Tokenizer = Enum("Tokenizer", ["bytes", "bpe", "file"])
 Schedule = Enum("Schedule", ["constant", "cosine", "wsd"])
 Precision = Enum("Precision", ["32-true", "64-true", "bf16-mixed", "fp16-mixed"])
 Device = Enum("Device", ["auto", "cpu", "cuda"])
 OpsImpl = Enum("OpsImpl", ["auto", "reference"])
 
 BYTES_VOCAB = 257  # 256 byte values and the end of text
+GPT2_VOCAB = 50257
 
 
 @dataclass
@@ -138,13 +141,54 @@ class ModelConfig:
 
 
 @dataclass
-class DataConfig:
-    corpus: Corpus | None = MISSING  # null: files where `path` is set, sotu otherwise
-    path: str | None = MISSING
+class SourceConfig:
+    """Where text comes from. The nulls are resolved by `rules.source_rules`."""
+
+    corpus: Corpus | None = None  # null: files where `path` is set, sotu otherwise
+    path: str | None = None  # a file or folder; or a data set's name on the Hugging Face hub
+    subset: str | None = None  # of a Hugging Face data set
+    split: str | None = None
+    text_field: str | None = None
+    revision: str | None = None  # the commit of a data set on the hub
+    max_bytes: int | None = None  # of text, in whole documents
+
+
+@dataclass
+class PartConfig(SourceConfig):
+    """One of several corpora that are mixed."""
+
+    weight: float = 1.0  # share of the training and validation windows, after all weights are made to sum to 1
+
+
+@dataclass
+class DataConfig(SourceConfig):
+    # In place of a single source: PartConfig by name once built, empty for none. Typed any further, it could not be
+    # set from a command line: Hydra adds no keys to a typed dict.
+    mix: Any = MISSING
     tokenizer: Tokenizer = MISSING
-    vocab_size: int | None = MISSING  # of a BPE; bytes have 257
+    tokenizer_path: str | None = MISSING  # a byte-level tokenizer.json
+    vocab_size: int | None = MISSING  # of a BPE or a tokenizer file; bytes have 257
     val_fraction: float = MISSING  # of the bytes, held out by document
     val_windows: int = MISSING
+
+    def __post_init__(self) -> None:
+        """Raises UserError for a mix that is not a part's fields by name."""
+        parts = self.mix or {}
+        if not isinstance(parts, dict) or not all(isinstance(p, (dict, PartConfig)) for p in parts.values()):
+            raise UserError(f"data.mix={self.mix}: write {{NAME: {{corpus or path, weight}}, NAME: ...}}, or null")
+        self.mix = {name: _part(f"data.mix.{name}", fields) for name, fields in parts.items()}
+
+
+def _part(where: str, fields: dict[str, Any] | PartConfig) -> PartConfig:
+    if isinstance(fields, PartConfig):
+        return fields
+    known = [f.name for f in dataclasses.fields(PartConfig)]
+    for wrong in fields.keys() - set(known):
+        raise UserError(f"{where}.{wrong}: no such field; {did_you_mean(wrong, known)}")
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(PartConfig), fields))  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        raise UserError(f"{where}.{error.full_key}: {str(error).splitlines()[0]}") from error
 
 
 @dataclass
@@ -230,6 +274,11 @@ def formula(model: ModelConfig) -> str:
     return text if model.block_layout is BlockLayout.sequential else f"{text}, F=Attn+MLP"
 
 
+def sources(data: DataConfig) -> Mapping[str, SourceConfig]:
+    """The parts of a mix by name; a single source has no name."""
+    return data.mix or {"": data}
+
+
 def parse_ratio(text: str) -> Fraction:
     """An exact positive ratio from "4", "2.6875" or "8/3". Raises UserError for anything else."""
     try:
@@ -254,13 +303,17 @@ def round_width(exact: Fraction) -> int:
 
 
 def plain(value: Any) -> Any:
+    """A config's value without our types: enums by name, dataclasses as dicts."""
+    if dataclasses.is_dataclass(value):
+        return as_dict(value)
+    if isinstance(value, dict):
+        return {name: plain(v) for name, v in value.items()}
     return value.name if isinstance(value, Enum) else value
 
 
 def as_dict(config: Any) -> dict[str, Any]:
     """A config as plain containers, enums by name."""
-    pairs = ((f.name, getattr(config, f.name)) for f in dataclasses.fields(config))
-    return {k: as_dict(v) if dataclasses.is_dataclass(v) else plain(v) for k, v in pairs}
+    return {f.name: plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
 
 
 def from_dict(values: dict[str, Any]) -> RunConfig:

@@ -6,6 +6,7 @@ A field that another choice makes meaningless is null ("dead") in a resolved con
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,9 +17,11 @@ from omegaconf import DictConfig, OmegaConf
 from andrea_exp import NUMERICS_VERSION, accounting
 from andrea_exp.config import (
     BYTES_VOCAB,
+    GPT2_VOCAB,
     BlockLayout,
     BranchMultiplier,
     Corpus,
+    DataConfig,
     DepthMode,
     Device,
     Init,
@@ -29,10 +32,12 @@ from andrea_exp.config import (
     QKNorm,
     RunConfig,
     Schedule,
+    SourceConfig,
     Tokenizer,
     as_dict,
     plain,
     round_width,
+    sources,
 )
 from andrea_exp.errors import UserError
 
@@ -72,9 +77,13 @@ def _needs_final_norm(c: RunConfig) -> bool:
 
 # Order matters where one row reads another row's field.
 CONDITIONAL = (
-    Conditional("data.corpus", ("data.path",), _always, lambda c: Corpus.files if c.data.path else Corpus.sotu),
-    Conditional("data.path", ("data.corpus",), lambda c: c.data.corpus is Corpus.files, _fixed(None)),
-    Conditional("data.vocab_size", ("data.tokenizer",), lambda c: c.data.tokenizer is Tokenizer.bpe, _fixed(2048)),
+    Conditional("data.tokenizer_path", ("data.tokenizer",), lambda c: c.data.tokenizer is Tokenizer.file, _fixed(None)),
+    Conditional(
+        "data.vocab_size",
+        ("data.tokenizer",),
+        lambda c: c.data.tokenizer is not Tokenizer.bytes,
+        lambda c: 2048 if c.data.tokenizer is Tokenizer.bpe else GPT2_VOCAB,
+    ),
     Conditional("model.vocab_size", ("data.tokenizer",), _always, lambda c: c.data.vocab_size or BYTES_VOCAB),
     Conditional(
         "model.reference_layers",
@@ -108,11 +117,50 @@ CONDITIONAL = (
 )
 
 
+def source_rules(prefix: str, mixed: bool) -> tuple[Conditional, ...]:
+    """The rules of one source of text, at `data` or at `data.mix.NAME`; with a mix, `data` itself is none."""
+
+    def source(c: RunConfig) -> SourceConfig:
+        return get(c, prefix)
+
+    def single(_: RunConfig) -> bool:
+        return not mixed
+
+    def of_hub(c: RunConfig) -> bool:
+        return source(c).corpus is Corpus.huggingface
+
+    def has_path(c: RunConfig) -> bool:
+        return source(c).corpus not in (None, Corpus.sotu, Corpus.wiki)
+
+    def implied(c: RunConfig) -> Corpus:
+        return Corpus.files if source(c).path else Corpus.sotu
+
+    corpus = f"{prefix}.corpus"
+    by = ("data.mix",) if mixed else (corpus, "data.mix")
+    return (
+        Conditional(corpus, (f"{prefix}.path", "data.mix")[mixed:], single, implied),
+        Conditional(f"{prefix}.path", by, has_path, _fixed(None)),
+        Conditional(f"{prefix}.subset", by, of_hub, _fixed(None)),
+        Conditional(f"{prefix}.split", by, of_hub, _fixed("train")),
+        Conditional(f"{prefix}.text_field", by, of_hub, _fixed("text")),
+        Conditional(f"{prefix}.revision", by, of_hub, _fixed(None)),
+        Conditional(f"{prefix}.max_bytes", by, of_hub, _fixed(10**9)),
+    )
+
+
+def rules_of(config: RunConfig) -> Iterator[Conditional]:
+    """All conditional fields of a config: those of `CONDITIONAL`, and of each of its sources of text."""
+    yield from source_rules("data", mixed=bool(config.data.mix))
+    for name in config.data.mix:
+        yield from source_rules(f"data.mix.{name}", mixed=False)
+    yield from CONDITIONAL
+
+
 def get(config: RunConfig, dotted: str) -> Any:
     """The value of a field named like `optim.lr`."""
     value: Any = config
     for name in dotted.split("."):
-        value = getattr(value, name)
+        value = value[name] if isinstance(value, dict) else getattr(value, name)
     return value
 
 
@@ -144,7 +192,8 @@ def resolve(composed: DictConfig, swept: frozenset[str] = frozenset()) -> RunCon
     one that is set by hand and means nothing raises UserError, as does any value that cannot be built.
     """
     config: RunConfig = OmegaConf.to_object(composed)  # type: ignore[assignment]
-    for rule in CONDITIONAL:
+    _check_mix(config.data)
+    for rule in rules_of(config):
         value = get(config, rule.field)
         if rule.live(config):
             put(config, rule.field, rule.default(config) if value is None else value)
@@ -288,10 +337,41 @@ def _check_data(c: RunConfig) -> None:
         f"data.vocab_size={c.data.vocab_size}: a byte-level BPE needs at least {BYTES_VOCAB}",
     )
     _require(
-        c.data.corpus is not Corpus.files or bool(c.data.path),
-        "data.corpus=files needs data.path: a text file, or a folder of *.txt and *.md files",
+        c.data.tokenizer is not Tokenizer.file or bool(c.data.tokenizer_path),
+        "data.tokenizer=file needs data.tokenizer_path: a byte-level tokenizer.json",
     )
+    for name, source in sources(c.data).items():
+        where = f"data.mix.{name}" if name else "data"
+        _check_source(source, where)
+        _require(
+            source.corpus is not Corpus.shards or c.data.tokenizer is Tokenizer.file,
+            f"{where}.corpus=shards holds tokens, not text; say whose: data.tokenizer=file data.tokenizer_path=FILE",
+        )
     _require(0 < c.data.val_fraction < 1, f"data.val_fraction={c.data.val_fraction}: must lie between 0 and 1")
+
+
+def _check_mix(data: DataConfig) -> None:
+    for name, part in data.mix.items():
+        good = re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name)
+        _require(bool(good), f"data.mix: {name!r} is no name for a part; use letters, digits, _ and -")
+        _require(0 < part.weight < float("inf"), f"data.mix.{name}.weight={part.weight}: must be above 0 and finite")
+    _require(len(data.mix) != 1, "data.mix: one part is no mix; give at least two, or none")
+
+
+def _check_source(source: SourceConfig, where: str) -> None:
+    needs = {
+        Corpus.files: "a text file, or a folder of *.txt and *.md files",
+        Corpus.huggingface: "a data set's folder, or its name on the hub such as roneneldan/TinyStories",
+        Corpus.shards: "a .bin file of llm.c, or a folder of them",
+    }
+    assert source.corpus is not None
+    _require(
+        source.corpus not in needs or bool(source.path),
+        f"{where}.corpus={source.corpus.name} needs {where}.path: {needs.get(source.corpus)}",
+    )
+    _require(
+        source.max_bytes is None or source.max_bytes > 0, f"{where}.max_bytes={source.max_bytes}: must be at least 1"
+    )
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from andrea_exp import accounting
 from andrea_exp.config import RunConfig
-from andrea_exp.data.batches import unigram_loss, val_batch
+from andrea_exp.data.batches import unigram_loss, val_batch, val_parts
 from andrea_exp.diagnostics import Metrics, diagnose
 from andrea_exp.lit import LitGPT
 from andrea_exp.record import MetricsWriter
@@ -47,6 +47,7 @@ class Watch(L.Callback):
         ids = val_batch(lit.prepared, self.config.data.val_windows, self.config.model.seq_len)
         tokens, targets = (torch.from_numpy(a).to(lit.device) for a in ids)
         self._val = (tokens, targets)
+        self._val_parts = val_parts(lit.prepared, self.config.data.val_windows, self.config.model.seq_len)
         self.val_bytes = int(lit.prepared.token_bytes[ids[1]].sum())
         self.unigram = unigram_loss(lit.prepared, ids[1])
         name = torch.cuda.get_device_name(lit.device) if lit.device.type == "cuda" else ""
@@ -122,7 +123,9 @@ class Watch(L.Callback):
         lit.model.train()
         windows = losses.mean(1)
         error = windows.std() / math.sqrt(len(windows)) if len(windows) > 1 else torch.tensor(math.nan)
+        parts = zip(lit.prepared.parts, windows.split(self._val_parts), strict=True)
         return {
+            **{f"val/loss/{part.name}": own.mean().item() for part, own in parts if part.name},
             "val/loss": windows.mean().item(),
             "val/loss_stderr": error.item(),
             "val/bits_per_byte": losses.sum().item() / math.log(2) / self.val_bytes,

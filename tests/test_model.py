@@ -39,7 +39,7 @@ from andrea_exp.model import init as init_module
 from andrea_exp.model import residual as residual_module
 from andrea_exp.model.attention import Rope
 from andrea_exp.model.layers import Norm
-from andrea_exp.rules import CONDITIONAL, IDENTITY_SECTIONS, field_names, get, signature
+from andrea_exp.rules import IDENTITY_SECTIONS, field_names, get, rules_of, signature
 from andrea_exp.sweep.plan import plan_sweep
 
 torch.set_num_threads(1)
@@ -392,6 +392,12 @@ def test_no_two_choices_of_a_field_are_the_same_model(field: dataclasses.Field) 
 DEAD: dict[str, tuple[str, str] | None] = {
     "data.corpus": None,
     "data.path": ("data.corpus=sotu", "data.path=/nowhere"),
+    "data.subset": ("data.corpus=sotu", "data.subset=x"),
+    "data.split": ("data.corpus=sotu", "data.split=train"),
+    "data.text_field": ("data.corpus=sotu", "data.text_field=text"),
+    "data.revision": ("data.corpus=sotu", f"data.revision={'0' * 40}"),
+    "data.max_bytes": ("data.corpus=sotu", "data.max_bytes=9"),
+    "data.tokenizer_path": ("data.tokenizer=bpe", "data.tokenizer_path=x.json"),
     "data.vocab_size": ("data.tokenizer=bytes", "data.vocab_size=300"),
     "model.vocab_size": None,
     "model.reference_layers": ("model.depth_mode=fixed_width", "model.reference_layers=8"),
@@ -406,7 +412,7 @@ DEAD: dict[str, tuple[str, str] | None] = {
 }
 
 
-@pytest.mark.parametrize("field", [rule.field for rule in CONDITIONAL])
+@pytest.mark.parametrize("field", [rule.field for rule in rules_of(make())])
 def test_a_dead_field_is_null_and_setting_it_raises(field: str) -> None:
     if (case := DEAD[field]) is None:
         assert get(make(), field) is not None
@@ -620,6 +626,18 @@ IDENTITY = {
     "model.position": ("model.position=learned",),
     "data.corpus": ("data.corpus=files", "data.path=TEXT"),
     "data.path": ("data.path=TEXT",),
+    **{
+        f"data.{field}": ("data.corpus=huggingface", "data.path=FOLDER", *change)
+        for field, change in {
+            "subset": ("data.subset=x",),
+            "split": ("data.split=test",),
+            "text_field": ("data.text_field=body",),
+            "max_bytes": ("data.max_bytes=9",),
+        }.items()
+    },
+    "data.revision": ("data.corpus=huggingface", "data.path=a/b", f"data.revision={'0' * 40}"),
+    "data.mix": ("data.mix={a: {corpus: sotu}, b: {path: TEXT}}",),
+    "data.tokenizer_path": ("data.tokenizer=file", "data.tokenizer_path=TEXT"),
     "data.tokenizer": ("data.tokenizer=bytes", "data.vocab_size=null", "model.vocab_size=300"),
     "data.vocab_size": ("data.vocab_size=299", "model.vocab_size=300"),
     "data.val_fraction": ("data.val_fraction=0.1",),
@@ -672,7 +690,7 @@ def signature_of(config: RunConfig) -> str:
 def changed(field: str, overrides: tuple[str, ...], text: Path) -> RunConfig:
     words = BASE
     for override in overrides:
-        words = replaced(words, override.replace("TEXT", str(text)))
+        words = replaced(words, override.replace("TEXT", str(text)).replace("FOLDER", str(text.parent)))
     config = make(*words)
     assert get(config, field) != get(base(), field)
     return config

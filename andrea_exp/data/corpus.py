@@ -1,16 +1,19 @@
 """Where text comes from: a list of documents, and a hash of what they hold.
 
-A document belongs to a group, and a group is never split between training and validation.
+A document belongs to a group, and a group is never split between training and validation. Data sets of the
+Hugging Face hub and shards of tokens are read in `huggingface.py` and `shards.py`.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from andrea_exp.config import Corpus, DataConfig
+from andrea_exp.config import Corpus, SourceConfig
+from andrea_exp.data import huggingface, shards
+from andrea_exp.data.document import Document, TokenRun, hash_files, pieces
 from andrea_exp.errors import UserError
 
 
@@ -32,35 +35,29 @@ PACKAGES = {
     ),
 }
 SUFFIXES = (".txt", ".md")
-FEW_FILES, PIECES = 20, 100
 
 
-@dataclass(frozen=True)
-class Document:
-    group: str
-    text: str
-
-
-def documents(data: DataConfig) -> list[Document]:
-    """All documents of a corpus, in a fixed order. Raises UserError where there is no usable text."""
-    if data.corpus is Corpus.sotu:
+def documents(source: SourceConfig) -> Sequence[Document | TokenRun]:
+    """All documents of a source, in a fixed order. Raises UserError where there is no usable text."""
+    if source.corpus is Corpus.sotu:
         return _sotu()
-    if data.corpus is Corpus.wiki:
+    if source.corpus is Corpus.wiki:
         return _wiki()
-    return _files(_root(data))
+    if source.corpus is Corpus.huggingface:
+        return huggingface.documents(source)
+    root = _root(source)
+    return shards.token_runs(root) if source.corpus is Corpus.shards else _files(root)
 
 
-def content_hash(data: DataConfig) -> str:
-    """SHA-256 of what a corpus holds, wherever it lies; known beforehand for a packaged one."""
-    if data.corpus in PACKAGES:
-        return PACKAGES[data.corpus].sha256
-    digest = hashlib.sha256()
-    root = _root(data)
-    for path in _text_paths(root):
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{_group(path, root)}\0{content}\n".encode())
-    return digest.hexdigest()
+def content_hash(source: SourceConfig) -> str:
+    """SHA-256 of what a source holds, wherever it lies; known beforehand for a packaged one."""
+    if source.corpus in PACKAGES:
+        return PACKAGES[source.corpus].sha256
+    if source.corpus is Corpus.huggingface:
+        return huggingface.content_hash(source)
+    root = _root(source)
+    paths = shards.shard_paths(root) if source.corpus is Corpus.shards else _text_paths(root)
+    return hash_files(paths, root)
 
 
 def _sotu() -> list[Document]:
@@ -105,8 +102,8 @@ def _check(corpus: Corpus, text: bytes) -> None:
         )
 
 
-def _root(data: DataConfig) -> Path:
-    return Path(data.path or "").expanduser()
+def _root(source: SourceConfig) -> Path:
+    return Path(source.path or "").expanduser()
 
 
 def _text_paths(root: Path) -> list[Path]:
@@ -120,21 +117,12 @@ def _text_paths(root: Path) -> list[Path]:
     return found
 
 
-def _group(path: Path, root: Path) -> str:
-    """A file's name within its corpus: the same wherever the corpus lies."""
-    return path.relative_to(root).as_posix()
-
-
 def _files(root: Path) -> list[Document]:
-    read = [Document(_group(path, root), _read_utf8(path)) for path in _text_paths(root)]
+    read = [Document(path.relative_to(root).as_posix(), _read_utf8(path)) for path in _text_paths(root)]
     kept = [d for d in read if d.text.strip()]
     if not kept:
         raise UserError(f"data.path={root}: no text in {'it' if len(read) == 1 else 'any of its files'}")
-    if len(kept) >= FEW_FILES:
-        return kept
-    # Of a few files none could be held out without holding out far too much or too little.
-    size = max(1, -(-sum(len(d.text) for d in kept) // PIECES))
-    return [piece for document in kept for piece in _pieces(document, size)]
+    return pieces(kept)
 
 
 def _read_utf8(path: Path) -> str:
@@ -143,18 +131,3 @@ def _read_utf8(path: Path) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 (byte {error.start} is 0x{raw[error.start]:02x})") from error
-
-
-def _pieces(document: Document, size: int) -> Iterable[Document]:
-    """A document cut at line ends into pieces of about `size` characters, each a group of its own."""
-    lines = document.text.splitlines(keepends=True)
-    if len(lines) < len(document.text) / size:  # a few endless lines: cut anywhere
-        lines = [document.text[i : i + size] for i in range(0, len(document.text), size)]
-    piece, count = "", 0
-    for line in lines:
-        piece += line
-        if len(piece) >= size:
-            yield Document(f"{document.group}/{count:03d}", piece)
-            piece, count = "", count + 1
-    if piece:
-        yield Document(f"{document.group}/{count:03d}", piece)

@@ -1,19 +1,22 @@
-"""Text to token ids: bytes, or a byte-level BPE trained on the training split.
+"""Text to token ids: bytes, a byte-level BPE trained on the training split, or a byte-level tokenizer from a file.
 
-Both end a document with one token of their own, the last id.
+All end a document with one token of their own; for the first two it is the last id.
 """
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from andrea_exp.config import BYTES_VOCAB, DataConfig
 from andrea_exp.config import Tokenizer as Kind
+from andrea_exp.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
+ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 
 
 class Tokenizer(Protocol):
@@ -22,7 +25,10 @@ class Tokenizer(Protocol):
     lengths: npt.NDArray[np.int64]
     end_of_text: int
 
-    def encode(self, text: str) -> npt.NDArray[np.int64]: ...
+    def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.integer]]:
+        """Each text's tokens (N,) and the end of text."""
+        ...
+
     def decode(self, ids: Sequence[int]) -> str: ...
     def save(self, path: Path) -> None: ...
 
@@ -34,8 +40,9 @@ class Bytes:
         self.lengths = np.array([1] * 256 + [0])
         self.end_of_text = BYTES_VOCAB - 1
 
-    def encode(self, text: str) -> npt.NDArray[np.int64]:
-        return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64)
+    def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.integer]]:
+        raw = (np.frombuffer(text.encode(), dtype=np.uint8) for text in texts)
+        return [np.append(ids.astype(np.uint16), np.uint16(self.end_of_text)) for ids in raw]
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(i for i in ids if i < 256).decode(errors="replace")
@@ -45,16 +52,23 @@ class Bytes:
 
 
 class BPE:
-    """GPT-2's scheme: byte-level pieces, merges learned from the text; every text can be written in it."""
+    """GPT-2's scheme: byte-level pieces, merges learned from text; every text can be written in it."""
 
-    def __init__(self, inner: "object") -> None:
+    def __init__(self, inner: Any) -> None:
+        """Raises ValueError for a tokenizer that is not byte-level or has no token for the end of a text."""
         self.inner = inner
         # The end of text written out in a document is text; a saved tokenizer does not remember this.
-        inner.encode_special_tokens = True  # type: ignore[attr-defined]
-        self.end_of_text = inner.token_to_id(END_OF_TEXT)  # type: ignore[attr-defined]
-        tokens = [inner.id_to_token(i) for i in range(inner.get_vocab_size())]  # type: ignore[attr-defined]
+        inner.encode_special_tokens = True
+        end = next((t for t in ENDS if inner.token_to_id(t) is not None), None)
+        if end is None:
+            raise ValueError(f"has none of {', '.join(ENDS)} to end a document with")
+        if "ByteLevel" not in str(inner.decoder):
+            raise ValueError("is not byte-level, so the bytes of a token are not known")
+        self.end_of_text = inner.token_to_id(end)
+        tokens = [inner.id_to_token(i) for i in range(inner.get_vocab_size())]
+        special = {t.content for t in inner.get_added_tokens_decoder().values() if t.special}
         # In the byte-level alphabet each character stands for one byte.
-        self.lengths = np.array([0 if t == END_OF_TEXT else len(t) for t in tokens])
+        self.lengths = np.array([0 if t is None or t in special else len(t) for t in tokens])
 
     @classmethod
     def train(cls, texts: Sequence[str], vocab_size: int) -> "BPE":
@@ -79,18 +93,46 @@ class BPE:
 
         return cls(HFTokenizer.from_file(str(path)))
 
-    def encode(self, text: str) -> npt.NDArray[np.int64]:
-        return np.array(self.inner.encode(text).ids, dtype=np.int64)  # type: ignore[attr-defined]
+    def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.integer]]:
+        found = self.inner.encode_batch(list(texts), add_special_tokens=False)
+        return [np.array([*f.ids, self.end_of_text], dtype=np.uint32) for f in found]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self.inner.decode(list(ids), skip_special_tokens=True)  # type: ignore[attr-defined]
+        return self.inner.decode(list(ids), skip_special_tokens=True)
 
     def save(self, path: Path) -> None:
-        self.inner.save(str(path))  # type: ignore[attr-defined]
+        self.inner.save(str(path))
+
+
+def tokenizer_hash(data: DataConfig) -> str | None:
+    """SHA-256 of a tokenizer's file, or None where there is none. Raises UserError for a missing one."""
+    if data.tokenizer is not Kind.file:
+        return None
+    return hashlib.sha256(_file(data).read_bytes()).hexdigest()
 
 
 def make_tokenizer(data: DataConfig, train_texts: Sequence[str]) -> Tokenizer:
+    """Raises UserError for a file that is no usable tokenizer."""
     if data.tokenizer is Kind.bytes:
         return Bytes()
     assert data.vocab_size is not None
-    return BPE.train(train_texts, data.vocab_size)
+    if data.tokenizer is Kind.bpe:
+        return BPE.train(train_texts, data.vocab_size)
+    path = _file(data)
+    try:
+        loaded = BPE.load(path)
+    except Exception as error:  # the library raises nothing more special
+        raise UserError(f"data.tokenizer_path={path}: {error}") from error
+    if len(loaded.lengths) != data.vocab_size:
+        raise UserError(
+            f"data.vocab_size={data.vocab_size}: {path} has {len(loaded.lengths)} entries; "
+            f"use data.vocab_size={len(loaded.lengths)}"
+        )
+    return loaded
+
+
+def _file(data: DataConfig) -> Path:
+    path = Path(data.tokenizer_path or "").expanduser()
+    if not path.is_file():
+        raise UserError(f"data.tokenizer_path={data.tokenizer_path}: no such file")
+    return path
