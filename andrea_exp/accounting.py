@@ -40,6 +40,20 @@ def _matrices(config: ModelConfig) -> tuple[int, int]:
     return D * (A + 2 * KV) + A * D, (3 if config.gated else 2) * D * config.d_ff
 
 
+def about_parameters(config: ModelConfig) -> int:
+    """Trainable values but for norms and biases, without building the model."""
+    assert config.vocab_size is not None
+    tables = config.vocab_size * (1 if config.tied_head else 2) + config.seq_len
+    return trunk_matrices(config) + config.d_model * tables
+
+
+def about_activations(config: ModelConfig) -> int:
+    """Bytes that training holds for one token in float32, to within a third: for sizing, never for a table."""
+    assert config.vocab_size is not None
+    widths = 8 * config.d_model + 2 * config.d_attention + 2 * config.d_key_value + 4 * config.d_ff
+    return FLOAT32 * (config.n_layers * widths + 3 * config.vocab_size)
+
+
 def forward_flops(config: ModelConfig, context: float | None = None) -> dict[str, int]:
     """Matrix FLOPs of one token's forward pass by part, a multiply-add as 2.
 

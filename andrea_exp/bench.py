@@ -23,8 +23,9 @@ from andrea_exp.config import RunConfig
 from andrea_exp.data.batches import train_batch
 from andrea_exp.model import GPT
 from andrea_exp.record import open_run, read_json
+from andrea_exp.sweep.local import run_jobs, warm_up
 from andrea_exp.sweep.plan import plan_sweep
-from andrea_exp.sweep.pool import Job, run_jobs, warm_up
+from andrea_exp.sweep.pool import Job
 
 # The size at which nanoGPT's loop was measured: 255 ms a step, 8,040 tokens/s on one thread.
 NANOGPT_SIZE = (
@@ -102,7 +103,7 @@ def _harness(config: RunConfig, root: Path, seed: int = 0) -> dict[str, float]:
     """The same steps as a recorded run with all default diagnostics, in a process of its own."""
     job = _job(replace(config, seed=seed), root)
     decided = time.time()
-    run_jobs([job], 1, lambda: None)
+    run_jobs([job], [{}], config.pool, lambda: None)
     summary = read_json(job.folder / "summary.json") or {}
     times = summary["times"]
     return {
@@ -127,7 +128,7 @@ def _many(root: Path) -> dict[str, Any]:
     bare = time.perf_counter() - started
     jobs = [_job(cell.config, root) for cell in plan.cells]
     before, started = psutil.cpu_times(), time.perf_counter()
-    run_jobs(jobs, 2, lambda: None)
+    run_jobs(jobs, [{}, {}], plan.cells[0].config.pool, lambda: None)
     seconds, after = time.perf_counter() - started, psutil.cpu_times()
     busy = sum(getattr(after, k) - getattr(before, k) for k in ("user", "system"))
     name = f"{MANY_RUNS} runs of {MANY_STEPS} steps, two at once"

@@ -119,10 +119,10 @@ def _status(options: argparse.Namespace, overrides: list[str]) -> int:
     from andrea_exp.record import Status
     from andrea_exp.results.load import plan_of
     from andrea_exp.sweep import board
-    from andrea_exp.sweep.pool import slots_of
+    from andrea_exp.sweep.slots import slots_of
 
     plan, records = plan_of(options.name, overrides)
-    reader = board.Reader(records, slots_of(plan.cells[0].config.pool))
+    reader = board.Reader(records, len(slots_of([cell.config for cell in plan.cells])))
     now = reader.read(plan)
     if options.json:
         print(json.dumps(now.as_json(), indent=2))

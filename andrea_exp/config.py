@@ -72,6 +72,8 @@ Schedule = Enum("Schedule", ["constant", "cosine", "wsd"])
 Precision = Enum("Precision", ["32-true", "64-true", "bf16-mixed", "fp16-mixed"])
 Device = Enum("Device", ["auto", "cpu", "cuda"])
 OpsImpl = Enum("OpsImpl", ["auto", "reference"])
+Keep = Enum("Keep", ["none", "final", "all"])
+PoolKind = Enum("PoolKind", ["local", "slurm", "ray"])
 
 BYTES_VOCAB = 257  # 256 byte values and the end of text
 GPT2_VOCAB = 50257
@@ -231,10 +233,19 @@ class OpsConfig:
 
 
 @dataclass
+class CheckpointConfig:
+    every_s: float = MISSING  # seconds between checkpoints; more where saving would take more than 2% of the time
+    keep: Keep = MISSING  # of a run that has ended: no weights, the final ones, or all checkpoints
+
+
+@dataclass
 class PoolConfig:
-    kind: str = MISSING
-    threads: int = MISSING  # a run
-    slots: int | None = MISSING  # runs at once; null: cores // threads
+    kind: PoolKind = MISSING
+    threads: int | None = MISSING  # a run; null: by `sweep.slots`
+    slots: int | None = MISSING  # runs at once; null: as many as the machine, or the cluster, takes
+    runs_per_gpu: int = MISSING
+    retries: int = MISSING  # of a run that crashed; a diverged one is a result
+    fail_fast: bool = MISSING  # stop the sweep at the first run that failed for good
 
 
 @dataclass
@@ -261,6 +272,7 @@ class RunConfig:
     seed: int = MISSING
     # Below: how and where, not what. None of it enters the signature.
     pool: PoolConfig = MISSING
+    checkpoint: CheckpointConfig = MISSING
     records: str = MISSING
     tensorboard: bool = MISSING
     sweep: SweepConfig | None = MISSING

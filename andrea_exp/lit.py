@@ -38,9 +38,10 @@ def dropout_seed(*place: int) -> int:
 class LitGPT(L.LightningModule):
     """Trains `model`; batches come from (seed, step, micro-step), never from a loader's state."""
 
-    def __init__(self, config: RunConfig, model: GPT, data: Prepared) -> None:
+    def __init__(self, config: RunConfig, model: GPT, data: Prepared, start: int = 0) -> None:
+        """`start` is the optimizer step that a resumed run goes on from."""
         super().__init__()
-        self.config, self.model, self.prepared = config, model, data
+        self.config, self.model, self.prepared, self.start = config, model, data, start
         self.norms_of = GroupNorms(model)
         self._weights = list(model.parameters())  # walking the modules anew at every step costs 0.1 ms
         # Filled as steps pass, emptied by whoever logs: tensors stay on the device until then.
@@ -48,20 +49,25 @@ class LitGPT(L.LightningModule):
         self.grad_norms: Tensor | None = None
         self.clip_coefs: list[Tensor] = []
 
+    @property
+    def step(self) -> int:
+        """Optimizer steps done, those before a resume among them."""
+        return self.start + self.trainer.global_step
+
     def training_step(self, _: Any, batch_idx: int) -> Tensor:
         c = self.config
         micro = batch_idx % c.train.accumulate
         whole = train_batch(
             self.prepared,
             c.seed,
-            self.trainer.global_step,
+            self.step,
             micro,
             c.train.batch_size // c.train.accumulate,
             c.model.seq_len,
         )
         ids = (a[self.global_rank :: c.train.ranks] for a in whole)
         if c.model.dropout:
-            torch.manual_seed(dropout_seed(c.seed, self.trainer.global_step, micro, self.global_rank))
+            torch.manual_seed(dropout_seed(c.seed, self.step, micro, self.global_rank))
         tokens, targets = (torch.from_numpy(a).to(self.device) for a in ids)
         loss = self.model.loss(tokens, targets)
         self.losses.append(loss.detach())
@@ -82,7 +88,7 @@ class LitGPT(L.LightningModule):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         o = self.config.optim
-        lr = o.lr * lr_factor(o, self.config.train.steps, self.trainer.global_step)
+        lr = o.lr * lr_factor(o, self.config.train.steps, self.step)
         for group in optimizer.param_groups:
             group["lr"] = lr
 

@@ -5,9 +5,11 @@ records/runs/<signature>/
     metrics.jsonl    one line a logged step         summary.json     how it ended, by rename
     provenance.json  where it ran, with what        lease.json       who runs it now; touched as a heartbeat
     log.txt          what the process printed       traceback.txt    where it failed
+    checkpoints/     what it can go on from         weights.pt       the model as it ended
     tensorboard/     a view of metrics.jsonl
 """
 
+import functools
 import json
 import math
 import os
@@ -33,7 +35,13 @@ from andrea_exp.errors import UserError
 from andrea_exp.rules import identity, signature
 
 HEARTBEAT_S = 5.0
-STALE_S = 60.0
+STALE_S = 120.0  # longer than a network file system caches a file's time
+# Taking a lease takes milliseconds. Should a process be frozen within it and write its lease later, then the one that
+# it takes the run from finds its own gone, and leaves.
+GUARD_STALE_S = 10.0
+# Exit codes of a run's process, besides 0 (done or diverged) and 1 (failed).
+HELD_ELSEWHERE = 75  # another process has the run
+INTERRUPTED = 76  # asked to stop, and a checkpoint is left
 ENVIRONMENT = (
     "CUDA_VISIBLE_DEVICES",
     "OMP_NUM_THREADS",
@@ -65,12 +73,17 @@ def run_folder(records: Path, sig: str) -> Path:
 def write_json(path: Path, value: Any) -> None:
     """Whole or not at all: written under a temporary name, flushed, renamed."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with partial.open("w") as file:
-        json.dump(value, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
+    try:
+        with partial.open("w") as file:
+            json.dump(value, file, indent=2)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(path)
+    except OSError:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -140,17 +153,20 @@ def last_metrics(folder: Path) -> dict[str, float]:
 
 
 @contextmanager
-def _guard(path: Path) -> Iterator[None]:
-    """Makes looking at a lease and taking it one act; raises BlockingIOError where another is at it."""
+def _guard(path: Path) -> Iterator[float]:
+    """Makes looking at a lease and taking it one act, and yields the time by the file server's clock.
+
+    Raises BlockingIOError where another is at it.
+    """
     with suppress(FileNotFoundError):
-        if time.time() - path.stat().st_mtime > STALE_S:  # its maker was killed within the act
+        if abs(time.time() - path.stat().st_mtime) > GUARD_STALE_S:  # its maker was killed within the act
             path.unlink(missing_ok=True)
     try:
         path.open("x").close()
     except FileExistsError as error:
         raise BlockingIOError(f"{path}: held") from error
     try:
-        yield
+        yield path.stat().st_mtime
     finally:
         path.unlink(missing_ok=True)
 
@@ -163,44 +179,83 @@ class Lease:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "lease.json"
+        self._inode = 0
         self._stop = threading.Event()
 
     def __enter__(self) -> "Lease":
-        with _guard(self.path.with_name(".lease.guard")):
-            if lease_holder(self.path.parent) is not None:
+        with _guard(self.path.with_name(".lease.guard")) as now:
+            if lease_holder(self.path.parent, now) is not None:
                 raise BlockingIOError(f"{self.path}: held")
-            write_json(self.path, {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()})
+            write_json(self.path, {**process_mark(os.getpid()), "since": time.time()})
+            self._inode = self.path.stat().st_ino
         threading.Thread(target=self._beat, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self.path.unlink(missing_ok=True)
+        if self.held():
+            self.path.unlink(missing_ok=True)
+
+    def held(self) -> bool:
+        """False once another has taken over, as happens to a process that was frozen for long."""
+        with suppress(FileNotFoundError):
+            return self.path.stat().st_ino == self._inode
+        return False
 
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_S):
             with suppress(OSError):
-                os.utime(self.path)
+                if self.held():
+                    os.utime(self.path)
 
 
-def lease_holder(folder: Path) -> dict[str, Any] | None:
-    """The living process that runs a folder, or None: on this host by its pid, elsewhere by its heartbeat."""
+def lease_holder(folder: Path, now: float | None = None) -> dict[str, Any] | None:
+    """The living process that runs a folder, or None: on this machine by its pid, elsewhere by its heartbeat.
+
+    `now` is the time by the clock that stamps the heartbeat; without it, this machine's.
+    """
     path = folder / "lease.json"
     holder = read_json(path)
-    if holder is None or not {"host", "pid", "since"} <= holder.keys():
+    if holder is None or not {"host", "machine", "pid", "started"} <= holder.keys():
         return None
-    if holder["host"] == socket.gethostname():
-        try:
-            process = psutil.Process(holder["pid"])
-            # A later process may have got the number; the two clocks may differ by a tick.
-            alive = process.create_time() <= holder["since"] + 2 and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            alive = False
-    else:
-        with suppress(FileNotFoundError):
-            return holder if time.time() - path.stat().st_mtime < STALE_S else None
-        alive = False
-    return holder if alive else None
+    if holder["machine"] == _machine():
+        return holder if _started(holder["pid"]) == holder["started"] is not None else None
+    with suppress(FileNotFoundError):
+        # A clock that was set back must not keep a dead process's lease alive, so either way is stale.
+        if abs((now or time.time()) - path.stat().st_mtime) < STALE_S:
+            return holder
+    return None
+
+
+def process_mark(pid: int) -> dict[str, Any]:
+    """What names a process of this machine, among all that ever ran on any."""
+    return {"host": socket.gethostname(), "machine": _machine(), "pid": pid, "started": _started(pid)}
+
+
+@functools.cache
+def _machine() -> str:
+    """Where a pid means something: this boot of this machine, and the container in it."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    return socket.gethostname()
+
+
+def _started(pid: int) -> str | None:
+    """When a living process began, by a clock that nobody can set; None for one that is gone.
+
+    With it a pid names one process for ever: a later one may get the number.
+    """
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        with suppress(OSError):
+            # Field 22 of proc(5)'s stat, in ticks since boot; the name before it may hold spaces and brackets.
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        return str(process.create_time())
+    except psutil.NoSuchProcess:
+        return None
 
 
 class MetricsWriter:
@@ -213,20 +268,48 @@ class MetricsWriter:
         finite = {k: v if math.isfinite(v) else None for k, v in row.items()}
         self._file.write(json.dumps(finite, separators=(",", ":")) + "\n")
 
+    def sync(self) -> None:
+        """Brings all rows to the disk; what comes later may rely on them."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
     def close(self) -> None:
         self._file.close()
 
 
-def start_over(folder: Path) -> None:
-    """Clears what an unfinished attempt left."""
-    for name in ("metrics.jsonl", "summary.json", "traceback.txt"):
+def metrics_bytes(folder: Path) -> int:
+    try:
+        return (folder / "metrics.jsonl").stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def go_back(folder: Path, metrics_size: int) -> None:
+    """Takes a folder back to where its metrics had a given size; at 0 nothing is left of an attempt."""
+    for name in ("summary.json", "traceback.txt"):
         (folder / name).unlink(missing_ok=True)
-    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+    shutil.rmtree(folder / "tensorboard", ignore_errors=True)  # written anew, so that no step is there twice
+    if metrics_size:
+        os.truncate(folder / "metrics.jsonl", metrics_size)
+        return
+    (folder / "metrics.jsonl").unlink(missing_ok=True)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
-def provenance(config: RunConfig, fingerprint: str, **found: Any) -> dict[str, Any]:
-    """Where a run happened and with what. Of the environment only an allow-list: never secrets."""
+def provenance(folder: Path, config: RunConfig, fingerprint: str, from_step: int, **found: Any) -> dict[str, Any]:
+    """Where a run happened and with what. Of the environment only an allow-list: never secrets.
+
+    A resumed run's `attempts` list where each part of it happened.
+    """
+    earlier = (read_json(folder / "provenance.json") or {}).get("attempts", []) if from_step else []
+    now = {
+        "time": time.time(),
+        "host": socket.gethostname(),
+        "from_step": from_step,
+        "torch": metadata.version("torch"),
+    }
     return {
+        "attempts": [*earlier, now],
         "git": _git(),
         "versions": {"python": platform.python_version(), **{p: metadata.version(p) for p in PACKAGES}},
         "host": socket.gethostname(),

@@ -261,11 +261,15 @@ def _require(ok: bool, message: str) -> None:
 def _check_sizes(c: RunConfig) -> None:
     positive = (
         "model.d_model model.n_layers model.n_heads model.seq_len model.vocab_size data.val_windows "
-        "train.batch_size train.accumulate train.ranks log.every log.validate_every pool.threads"
+        "train.batch_size train.accumulate train.ranks log.every log.validate_every pool.runs_per_gpu"
     )
     for name in positive.split():
         _require(get(c, name) >= 1, f"{name}={get(c, name)}: must be at least 1")
-    _require(c.pool.slots is None or c.pool.slots >= 1, f"pool.slots={c.pool.slots}: must be at least 1, or null")
+    for name in ("pool.slots", "pool.threads"):
+        _require(get(c, name) is None or get(c, name) >= 1, f"{name}={get(c, name)}: must be at least 1, or null")
+    _require(c.pool.retries >= 0, f"pool.retries={c.pool.retries}: must be 0 or more")
+    every_s = c.checkpoint.every_s
+    _require(0 <= every_s < float("inf"), f"checkpoint.every_s={every_s}: must be 0 (after every step) or more")
     _require(c.log.diagnose_every >= 0, f"log.diagnose_every={c.log.diagnose_every}: must be 0 (never) or more")
     _require(c.train.steps >= 0, f"train.steps={c.train.steps}: must be 0 (the untrained model) or more")
     _require(0 <= c.seed < 2**63, f"seed={c.seed}: must be between 0 and 2^63 - 1")

@@ -17,22 +17,24 @@ from typing import Any
 import lightning.pytorch as L
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from andrea_exp import accounting, data, ops
+from andrea_exp import accounting, checkpoint, data, ops, stop
 from andrea_exp.config import Device, RunConfig, as_dict
 from andrea_exp.lit import LitGPT
 from andrea_exp.model import GPT
 from andrea_exp.record import (
+    HELD_ELSEWHERE,
+    INTERRUPTED,
     Lease,
     Status,
+    go_back,
     load_config,
     provenance,
     read_json,
     read_metrics,
-    start_over,
     write_json,
 )
-from andrea_exp.sweep.pool import HELD_ELSEWHERE
 from andrea_exp.watch import Watch
 
 STUCK = 0.99  # of the training unigram model's loss
@@ -41,24 +43,24 @@ SPIKE_WINDOW = 100
 
 
 def execute(folder: Path, corpus: Path, threads: int, rank: int = 0) -> None:
-    """Runs the config recorded in `folder` on the prepared `corpus`, and leaves a summary whatever happens.
+    """Runs the config recorded in `folder` on the prepared `corpus`, from its last checkpoint where there is one.
 
-    Of a distributed run's ranks the first one alone writes. Ends the process: 0 done or diverged, 1 failed,
-    75 another process holds the run.
+    Of a distributed run's ranks the first one alone writes. Returns once the run is done or diverged, or raises;
+    ends the process with INTERRUPTED where a signal asked to stop (a checkpoint is left), with HELD_ELSEWHERE
+    where another process has the run.
     """
     _own_output(folder / "log.txt")
-    torch.set_num_threads(threads)
+    stop.listen()
     if rank:
-        train(folder, corpus, rank)
+        _attempt(folder, corpus, threads, rank, None)
         return
     try:
-        with Lease(folder):
+        with Lease(folder) as lease:
             ended = read_json(folder / "summary.json") or {}
             if ended.get("status") in (Status.done, Status.diverged):  # by another pool, while this process started
                 return
-            start_over(folder)
             try:
-                write_json(folder / "summary.json", train(folder, corpus))
+                _attempt(folder, corpus, threads, rank, lease)
             except Exception:
                 told = traceback.format_exc()
                 (folder / "traceback.txt").write_text(told)
@@ -68,32 +70,72 @@ def execute(folder: Path, corpus: Path, threads: int, rank: int = 0) -> None:
         sys.exit(HELD_ELSEWHERE)
 
 
-def train(folder: Path, corpus: Path, rank: int = 0) -> dict[str, Any]:
-    """Trains one run and returns its summary; ranks after the first write nothing and have none."""
+def _attempt(folder: Path, corpus: Path, threads: int, rank: int, lease: Lease | None) -> None:
+    """From the last checkpoint, or from the start, to a summary."""
+    resumed = checkpoint.newest(folder)
+    # The number of threads changes bits, so a run keeps the one that it began with.
+    torch.set_num_threads(resumed["threads"] if resumed else threads)
+    if rank == 0:
+        go_back(folder, resumed["metrics_bytes"] if resumed else 0)
+    try:
+        summary = train(folder, corpus, rank, resumed, lease)
+    except SIGTERMException:  # Lightning's answer to a signal that came before the first step
+        summary = None
+    if summary is None:
+        sys.exit(INTERRUPTED)
+    if rank == 0:
+        write_json(folder / "summary.json", summary)
+        checkpoint.clear(folder, load_config(folder).checkpoint.keep)
+
+
+def train(
+    folder: Path,
+    corpus: Path,
+    rank: int = 0,
+    resumed: checkpoint.State | None = None,
+    lease: Lease | None = None,
+) -> dict[str, Any] | None:
+    """Trains one run and returns its summary, empty in ranks after the first; None where it was asked to stop."""
     config, started = load_config(folder), time.time()
     prepared = data.load(corpus)
     if config.train.precision.name == "64-true":
         torch.set_default_dtype(torch.float64)
     model = GPT(config.model, config.seed)
     model.trunk.recompute = config.train.recompute
+    if resumed:
+        model.load_state_dict(resumed["model"])
     if config.train.compile:
         model.trunk.compile(fullgraph=True)
-    watch = Watch(config, folder if rank == 0 else None)
-    trainer = _trainer(config, watch)
+    start = resumed["step"] if resumed else 0
+    lit = LitGPT(config, model, prepared, start)
+    watch = Watch(config, folder if rank == 0 else None, resumed["watch"] if resumed else None)
+    keeper = checkpoint.Keeper(config, folder, watch, lease, resumed)
+    trainer = _trainer(config, [watch, keeper], config.train.steps - start)
     if rank == 0:
-        write_json(folder / "provenance.json", _provenance(config, corpus.name, trainer.strategy.root_device))
+        found = _provenance(folder, config, corpus.name, start, trainer.strategy.root_device)
+        write_json(folder / "provenance.json", found)
     if watch.view:
-        watch.view.hyper_parameters(_flat(config), started)
-    lit = LitGPT(config, model, prepared)
+        watch.view.begin(_flat(config), started, read_metrics(folder))
     if config.train.steps:
-        trainer.fit(lit, train_dataloaders=range(config.train.steps * config.train.accumulate))
+        trainer.fit(lit, train_dataloaders=range((config.train.steps - start) * config.train.accumulate))
     else:
-        watch.measure_untrained(lit.to(trainer.strategy.root_device), trainer.precision_plugin)
+        lit.to(trainer.strategy.root_device)
+        watch.prepare(lit, trainer.precision_plugin)
+        watch.measure_untrained(lit)
     if watch.writer is None:
-        return {}
+        return None if keeper.interrupted else {}
     watch.writer.close()
+    if keeper.interrupted:
+        if watch.view:
+            watch.view.close(time.time(), succeeded=False)
+        return None
+    return _summary(folder, config, watch, model, started)
+
+
+def _summary(folder: Path, config: RunConfig, watch: Watch, model: GPT, started: float) -> dict[str, Any]:
     summary = summarise(config, read_metrics(folder), watch.unigram, watch.non_finite_step)
     summary["parameters"] = sum(p.numel() for p in model.parameters())
+    summary["weights"] = checkpoint.finish(folder, model, config.checkpoint.keep)
     if watch.view:
         watch.view.close(time.time(), summary["status"] == Status.done)
     times = {
@@ -105,7 +147,7 @@ def train(folder: Path, corpus: Path, rank: int = 0) -> dict[str, Any]:
     return {**summary, "times": times, "threads": torch.get_num_threads()}
 
 
-def _trainer(config: RunConfig, watch: Watch) -> L.Trainer:
+def _trainer(config: RunConfig, callbacks: list[L.Callback], steps: int) -> L.Trainer:
     warnings.filterwarnings("ignore", module="lightning")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     return L.Trainer(
@@ -114,9 +156,9 @@ def _trainer(config: RunConfig, watch: Watch) -> L.Trainer:
         strategy="ddp" if config.train.ranks > 1 else "auto",
         deterministic=config.train.deterministic,
         precision=config.train.precision.name,  # type: ignore[arg-type]
-        max_steps=config.train.steps,
+        max_steps=steps,
         accumulate_grad_batches=config.train.accumulate,
-        callbacks=[watch],
+        callbacks=callbacks,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -198,11 +240,13 @@ def _flat(config: RunConfig) -> dict[str, Any]:
     return {f"{s}.{k}": v for s in names for k, v in sections[s].items()} | {"seed": config.seed}
 
 
-def _provenance(config: RunConfig, fingerprint: str, device: torch.device) -> dict[str, Any]:
+def _provenance(folder: Path, config: RunConfig, fingerprint: str, start: int, device: torch.device) -> dict[str, Any]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
     return provenance(
+        folder,
         config,
         fingerprint,
+        start,
         device={"type": device.type, "name": name},
         threads=torch.get_num_threads(),
         tf32=torch.backends.cuda.matmul.allow_tf32,

@@ -26,23 +26,45 @@ DIAGNOSIS_WINDOWS = 8
 class Watch(L.Callback):
     """Measures at steps, never at batches: `step` counts optimizer steps done, 0 is the untrained model."""
 
-    def __init__(self, config: RunConfig, folder: Path | None) -> None:
-        """`folder` is None in the ranks that only measure along."""
-        self.config = config
+    def __init__(self, config: RunConfig, folder: Path | None, resumed: dict[str, Any] | None = None) -> None:
+        """`folder` is None in the ranks that only measure along; `resumed` is what `state` gave to a checkpoint."""
+        self.config, self._resumed = config, resumed
         self.writer = MetricsWriter(folder) if folder else None
         self.view = View(folder) if folder and config.tensorboard else None
         self.non_finite_step: int | None = None
-        self.first_step_at: float | None = None  # wall time when the first training step began
-        self.training_s = 0.0
-        self._logged_step, self._since = 0, 0.0
+        self.first_step_at: float | None = resumed["first_step_at"] if resumed else None  # wall time
+        self.training_s = resumed["training_s"] if resumed else 0.0
+        self._logged_step, self._since = resumed["logged_step"] if resumed else 0, 0.0
         self._before: list[Tensor] | None = None
         self._val: tuple[Tensor, Tensor] | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.measure_untrained(_lit(pl_module), trainer.precision_plugin)
+        lit = _lit(pl_module)
+        self.prepare(lit, trainer.precision_plugin)
+        if self._resumed:
+            rank = trainer.global_rank
+            lit.losses = list(self._resumed["losses"][rank].to(lit.device))
+            lit.clip_coefs = list(self._resumed["clip_coefs"][rank].to(lit.device))
+        else:
+            self.measure_untrained(lit)
+            self.first_step_at = time.time()
+        self._since = time.perf_counter()
 
-    def measure_untrained(self, lit: LitGPT, precision: Precision) -> None:
-        """The row of step 0; all that a run of no steps has."""
+    def state(self, lit: LitGPT) -> dict[str, Any]:
+        """What a checkpoint needs of the steps since the last logged row; losses (ranks, steps x micro-steps)."""
+        own = (torch.stack(found) if found else torch.empty(0) for found in (lit.losses, lit.clip_coefs))
+        all_ranks = (torch.as_tensor(lit.all_gather(t.to(lit.device))) for t in own)
+        losses, coefs = (t.reshape(self.config.train.ranks, -1).cpu() for t in all_ranks)
+        return {
+            "losses": losses,
+            "clip_coefs": coefs,
+            "logged_step": self._logged_step,
+            "training_s": self.training_s + time.perf_counter() - self._since,
+            "first_step_at": self.first_step_at,
+        }
+
+    def prepare(self, lit: LitGPT, precision: Precision) -> None:
+        """Fetches what every measurement needs."""
         self._precision = precision
         ids = val_batch(lit.prepared, self.config.data.val_windows, self.config.model.seq_len)
         tokens, targets = (torch.from_numpy(a).to(lit.device) for a in ids)
@@ -52,22 +74,25 @@ class Watch(L.Callback):
         self.unigram = unigram_loss(lit.prepared, ids[1])
         name = torch.cuda.get_device_name(lit.device) if lit.device.type == "cuda" else ""
         self.peak_flops = accounting.peak_flops(name, self.config.train.precision)
+
+    def measure_untrained(self, lit: LitGPT) -> None:
+        """The row of step 0; all that a run of no steps has."""
         self._write({"step": 0, "tokens": 0, **self._validate(lit), **self._diagnose(lit, 0)})
-        self.first_step_at = time.time()
-        self._since = time.perf_counter()
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        if self._diagnosed(trainer.global_step + 1):
-            self._before = [p.detach().clone() for p in _lit(pl_module).model.parameters()]
+        lit = _lit(pl_module)
+        if self._diagnosed(lit.step + 1):
+            self._before = [p.detach().clone() for p in lit.model.parameters()]
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if (batch_idx + 1) % self.config.train.accumulate:
             return
-        c, step, lit = self.config, trainer.global_step, _lit(pl_module)
+        c, lit = self.config, _lit(pl_module)
+        step = lit.step
         if step % c.log.every and step != c.train.steps and not self._diagnosed(step) and not self._validated(step):
             return
         now = time.perf_counter()
@@ -155,10 +180,11 @@ class Watch(L.Callback):
         return step % self.config.log.validate_every == 0 or step == self.config.train.steps
 
     def _write(self, row: Mapping[str, float]) -> None:
+        timed = {**row, "time": time.time()}
         if self.writer:
-            self.writer.write(dict(row))
+            self.writer.write(timed)
         if self.view:
-            self.view.write(dict(row), time.time())
+            self.view.write(timed)
 
 
 def _lit(module: L.LightningModule) -> LitGPT:

@@ -17,10 +17,21 @@ import pytest
 from conftest import TINY, make
 
 from andrea_exp import data
-from andrea_exp.record import Status, open_run, read_json, read_metrics, run_folder, status, write_json
+from andrea_exp.record import (
+    HELD_ELSEWHERE,
+    Status,
+    open_run,
+    process_mark,
+    read_json,
+    read_metrics,
+    run_folder,
+    status,
+    write_json,
+)
 from andrea_exp.run import execute
+from andrea_exp.sweep.local import run_jobs, warm_up
 from andrea_exp.sweep.plan import plan_sweep
-from andrea_exp.sweep.pool import HELD_ELSEWHERE, Job, run_jobs, warm_up
+from andrea_exp.sweep.pool import Job
 
 ENDLESS = ("train.steps=1000000", "log.validate_every=1000000", "log.diagnose_every=0")
 
@@ -38,7 +49,7 @@ def make_job(records: Path, prepared: data.Prepared, *overrides: str, threads: i
 
 def hold(folder: Path) -> None:
     """This living process takes a run's lease."""
-    write_json(folder / "lease.json", {"host": os.uname().nodename, "pid": os.getpid(), "since": time.time()})
+    write_json(folder / "lease.json", process_mark(os.getpid()))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +76,7 @@ def jobs(records: Path, prepared: data.Prepared) -> dict[str, Job]:
         if status(made["threaded"].folder).finished:
             (made["held"].folder / "lease.json").unlink(missing_ok=True)
 
-    run_jobs(made.values(), slots=2, tick=tick)
+    run_jobs(made.values(), [{}, {}], make("pool.retries=0").pool, tick)
     return made
 
 
@@ -158,7 +169,7 @@ def test_an_error_in_the_display_stops_the_runs_and_goes_on(records: Path, prepa
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_jobs([endless, make_job(records, prepared, "seed=11")], slots=1, tick=tick)
+        run_jobs([endless, make_job(records, prepared, "seed=11")], [{}], make().pool, tick)
     assert status(endless.folder) is Status.interrupted
     assert not living_pid(pid_of(endless))
     assert status(run_folder(records, open_run(records, make("seed=11"), prepared.folder.name).name)) is Status.missing
@@ -262,6 +273,6 @@ def test_a_broken_summary_does_not_keep_a_run_from_running(records: Path, prepar
     """A file that lost its status is no result: to the pool's eye the run is not finished, nor is it to its process."""
     job = make_job(records, prepared, "seed=10")
     (job.folder / "summary.json").write_text('{"steps": 6}\n')
-    run_jobs([job], slots=1, tick=lambda: None)
+    run_jobs([job], [{}], make().pool, lambda: None)
     assert status(job.folder).finished
     assert summary(job)["steps"] == 6

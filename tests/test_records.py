@@ -4,7 +4,6 @@ import json
 import math
 import os
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -16,18 +15,20 @@ from conftest import TINY, andrea, make
 
 from andrea_exp.errors import UserError
 from andrea_exp.record import (
+    GUARD_STALE_S,
     STALE_S,
     Lease,
     MetricsWriter,
     Status,
+    go_back,
     last_metrics,
     lease_holder,
     load_config,
     open_run,
+    process_mark,
     read_metrics,
     require_writable,
     run_folder,
-    start_over,
     status,
     write_json,
 )
@@ -227,9 +228,9 @@ def dead_pid() -> int:
     return process.pid
 
 
-def write_lease(folder: Path, pid: int, host: str | None = None, since: float | None = None) -> None:
-    since = time.time() if since is None else since
-    write_json(folder / "lease.json", {"host": host or socket.gethostname(), "pid": pid, "since": since})
+def write_lease(folder: Path, pid: int, **other: str) -> None:
+    """A lease as process `pid` of this machine would write it, but for `other`."""
+    write_json(folder / "lease.json", {**process_mark(pid), "since": time.time(), **other})
 
 
 def beat(folder: Path, seconds_ago: float) -> None:
@@ -243,12 +244,12 @@ def test_a_lease_of_a_dead_process_of_this_host_is_void(tmp_path: Path):
 
 
 def test_a_process_that_was_given_a_dead_holders_number_is_not_the_holder(tmp_path: Path):
-    write_lease(tmp_path, os.getpid(), since=1.0)  # long before this process began
+    write_lease(tmp_path, os.getpid(), started="1")  # long before this process began
     assert lease_holder(tmp_path) is None
 
 
 def test_a_lease_of_another_host_lives_by_its_heartbeat(tmp_path: Path):
-    write_lease(tmp_path, dead_pid(), host="elsewhere")
+    write_lease(tmp_path, os.getpid(), machine="another boot or container")
     beat(tmp_path, STALE_S / 2)
     assert status(tmp_path) is Status.running
     with pytest.raises(BlockingIOError), Lease(tmp_path):
@@ -259,12 +260,33 @@ def test_a_lease_of_another_host_lives_by_its_heartbeat(tmp_path: Path):
         assert (lease_holder(tmp_path) or {})["pid"] == os.getpid()
 
 
+@pytest.mark.parametrize("shift", [-86400, 86400])
+def test_a_clock_that_was_set_neither_kills_a_living_holder_nor_keeps_a_dead_one(
+    shift: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write_lease(tmp_path, os.getpid())
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + shift)
+    assert lease_holder(tmp_path) is not None
+    write_lease(tmp_path, dead_pid(), machine="another boot or container")
+    os.utime(tmp_path / "lease.json", (now, now))
+    assert lease_holder(tmp_path) is None
+
+
+def test_a_holder_that_was_frozen_for_long_knows_that_it_lost_its_lease(tmp_path: Path):
+    with Lease(tmp_path) as frozen:
+        assert frozen.held()
+        write_json(tmp_path / "lease.json", process_mark(os.getpid()))  # another process took over
+        assert not frozen.held()
+    assert (tmp_path / "lease.json").exists()  # which is not the frozen one's to remove
+
+
 def test_a_guard_left_by_a_killed_process_is_cleared_once_it_is_old(tmp_path: Path):
     guard = tmp_path / ".lease.guard"
     guard.touch()
     with pytest.raises(BlockingIOError), Lease(tmp_path):
         pass
-    os.utime(guard, (time.time() - STALE_S - 5,) * 2)
+    os.utime(guard, (time.time() - GUARD_STALE_S - 5,) * 2)
     with Lease(tmp_path):
         pass
     assert not guard.exists()
@@ -298,10 +320,11 @@ def test_only_done_and_diverged_leave_nothing_to_run():
 
 def test_starting_over_clears_an_attempt_and_keeps_what_the_run_is(tmp_path: Path):
     folder = open_run(tmp_path, make(), "0" * 16)
-    (folder / "tensorboard").mkdir()
-    for name in ("metrics.jsonl", "summary.json", "traceback.txt", "tensorboard/events"):
+    for name in ("tensorboard", "checkpoints"):
+        (folder / name).mkdir()
+    for name in ("metrics.jsonl", "summary.json", "traceback.txt", "tensorboard/events", "checkpoints/1-a.pt"):
         (folder / name).write_text("{}")
-    start_over(folder)
+    go_back(folder, 0)
     assert sorted(p.name for p in folder.iterdir()) == ["config.json", "identity.json"]
 
 

@@ -15,7 +15,7 @@ from andrea_exp.results import load_metrics
 from andrea_exp.run import train
 from andrea_exp.sweep.plan import plan_sweep
 
-FLEETING = ("tokens_per_s", "memory_mb")
+FLEETING = ("time", "tokens_per_s", "memory_mb")
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def recorded(place: Path, cell: Cell) -> dict[str, dict[int, float]]:
     found: dict[str, dict[int, float]] = defaultdict(dict)
     for row in read_metrics(run_folder(place / "records", cell.signature)):
         for tag, value in row.items():
-            if tag != "step":
+            if tag not in ("step", "time"):
                 found[tag][int(row["step"])] = as_shown(value)
     return found
 

@@ -71,7 +71,7 @@ def metrics_frame(plan: Plan, records: Path, prefixes: Sequence[str] = ("",)) ->
         if cell.purpose == "report"
         for row in read_metrics(run_folder(records, cell.signature))
         for metric, value in row.items()
-        if metric != "step" and metric.startswith(tuple(prefixes))
+        if metric not in ("step", "time") and metric.startswith(tuple(prefixes))
     ]
     columns = [*_roles(plan.cells[0]), "step", "metric", "value"]
     frame = pd.DataFrame(rows, columns=columns)

@@ -1,23 +1,28 @@
-"""The local pool: each run in a process of its own, forked from a server that has torch imported already."""
+"""What all pools share: the job that they carry, how often one is tried, and what a request to stop means."""
 
-import multiprocessing
-import os
 import signal
-import socket
-import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import connection, forkserver
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from andrea_exp.config import PoolConfig
-from andrea_exp.record import Status, lease_holder, read_json, status, write_json
+from andrea_exp.record import INTERRUPTED, Status, lease_holder, read_json, status, write_json
 
-TICK_S = 1.0
-STOP_S = 10.0
-HELD_ELSEWHERE = 75  # exit code of a process that found its run in another's hands
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+
+
+class Stopped(Exception):
+    """A pool was asked to stop, and its runs have saved or ended. `number` is the signal that asked."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.number = number
+
+
+class FailedFast(Exception):
+    """A run failed for good, and the sweep was told not to go on."""
 
 
 @dataclass(frozen=True)
@@ -30,114 +35,56 @@ class Job:
     ranks: int = 1
 
 
-@dataclass(frozen=True)
-class Running:
-    """A started job: one process a rank."""
+class Tries:
+    """Counts a job's crashes, and writes the summary that a killed process could not write."""
 
-    job: Job
-    processes: list[BaseProcess]
+    def __init__(self, pool: PoolConfig) -> None:
+        self.pool = pool
+        self._crashes: Counter[Path] = Counter()
 
-    def exitcode(self) -> int | None:
-        """None while it runs; 0 once all ranks are through; the first failing rank's code ends the others."""
-        codes = [p.exitcode for p in self.processes]
-        bad = next((code for code in codes if code), None)
-        if bad is not None:
-            self.kill()
-        return bad if bad is not None else None if None in codes else 0
-
-    def kill(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.join(STOP_S)
-
-
-def slots_of(pool: PoolConfig, ranks: int = 1) -> int:
-    """Runs at once: as asked for, or as many as the cores that this process may use allow."""
-    return pool.slots or max(1, len(os.sched_getaffinity(0)) // (pool.threads * ranks))
+    def again(self, folder: Path, how: str) -> bool:
+        """Whether a run that ended without a result is to be tried again; if not, it has failed."""
+        if status(folder).finished:
+            return False
+        self._crashes[folder] += 1
+        if self._crashes[folder] <= self.pool.retries:
+            return True
+        bury(folder, how)
+        if self.pool.fail_fast:
+            raise FailedFast(folder.name)
+        return False
 
 
-def warm_up() -> None:
-    """Starts the fork server, which imports torch while the caller goes on."""
-    multiprocessing.set_forkserver_preload(["andrea_exp.sweep.preload"])
-    forkserver.ensure_running()
+def bury(folder: Path, how: str) -> None:
+    """Marks a run as failed, unless it could say so itself."""
+    with suppress(OSError):  # on a full disk the status follows from what is there
+        if lease_holder(folder) is None:
+            (folder / "lease.json").unlink(missing_ok=True)
+        if (read_json(folder / "summary.json") or {}).get("status") not in set(Status):
+            write_json(folder / "summary.json", {"status": str(Status.failed), "reason": how})
 
 
-def run_jobs(jobs: Iterable[Job], slots: int, tick: Callable[[], None]) -> None:
-    """Runs every job, `slots` at once, calling `tick` about once a second; failures are left in the records.
+def told(exitcode: int) -> str:
+    """An exit code in words."""
+    if exitcode == INTERRUPTED:
+        return "asked to stop by a signal"
+    return f"killed by {signal.Signals(-exitcode).name}" if exitcode < 0 else f"exit code {exitcode} without a result"
 
-    On KeyboardInterrupt running jobs are stopped and marked interrupted, and the exception goes on.
-    """
-    waiting = deque(jobs)
-    active: list[Running] = []
+
+@contextmanager
+def patience(announce: Callable[[str], None]) -> Iterator[list[int]]:
+    """Within it a first Ctrl-C, or request to end, is noted in the list; a second raises KeyboardInterrupt."""
+    asked: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        asked.append(number)
+        if len(asked) > 1:
+            raise KeyboardInterrupt
+        announce("stopping: each run finishes its step and saves; once more ends them at once")
+
+    before = {number: signal.signal(number, note) for number in STOP_SIGNALS}
     try:
-        while waiting or active:
-            while len(active) < slots and (job := _take(waiting)):
-                active.append(_start(job))
-            tick()
-            if active:
-                connection.wait([p.sentinel for run in active for p in run.processes if p.is_alive()], timeout=TICK_S)
-            else:
-                time.sleep(TICK_S)
-            ended = [(run, code) for run in active if (code := run.exitcode()) is not None]
-            for run, code in ended:
-                active.remove(run)
-                if code == HELD_ELSEWHERE:
-                    waiting.append(run.job)
-                else:
-                    _bury(run.job.folder, code)
-        tick()
-    except BaseException:
-        _stop(active)
-        raise
-
-
-def _take(waiting: deque[Job]) -> Job | None:
-    """The first job that no other process holds; a job that another pool has done meanwhile is dropped."""
-    for _ in range(len(waiting)):
-        job = waiting.popleft()
-        state = status(job.folder)
-        if state is Status.running:
-            waiting.append(job)
-        elif not state.finished:
-            return job
-    return None
-
-
-def _start(job: Job) -> Running:
-    context, port = multiprocessing.get_context("forkserver"), _free_port() if job.ranks > 1 else 0
-    ranks = range(job.ranks)
-    processes = [context.Process(target=_run, args=(job, r, port), name=f"{job.folder.name}-{r}") for r in ranks]
-    for process in processes:
-        process.start()
-    return Running(job, list(processes))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def _run(job: Job, rank: int, port: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the pool, which decides
-    if job.ranks > 1:
-        place = {"LOCAL_RANK": rank, "NODE_RANK": 0, "WORLD_SIZE": job.ranks, "MASTER_PORT": port}
-        os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")
-    from andrea_exp.run import execute
-
-    execute(job.folder, job.corpus, job.threads, rank)
-
-
-def _bury(folder: Path, exitcode: int | None, instead: Status = Status.failed) -> None:
-    """Writes the summary that a killed process could not write."""
-    if lease_holder(folder) is None:
-        (folder / "lease.json").unlink(missing_ok=True)
-    if exitcode and "status" not in (read_json(folder / "summary.json") or {}):
-        how = f"killed by {signal.Signals(-exitcode).name}" if exitcode < 0 else f"exit code {exitcode}"
-        write_json(folder / "summary.json", {"status": str(instead), "reason": how})
-
-
-def _stop(active: list[Running]) -> None:
-    for run in active:
-        run.kill()
-        _bury(run.job.folder, -signal.SIGKILL, Status.interrupted)
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

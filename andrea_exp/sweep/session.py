@@ -1,5 +1,6 @@
 """One sweep from its plan to its table: run what is missing, show it, say what came out."""
 
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,8 +19,10 @@ from andrea_exp.errors import UserError
 from andrea_exp.record import Status, open_run, require_writable, run_folder, status
 from andrea_exp.results.choose import choose_tuned
 from andrea_exp.sweep import board
+from andrea_exp.sweep.local import run_jobs, warm_up
 from andrea_exp.sweep.plan import Cell, Plan, plan_composed
-from andrea_exp.sweep.pool import Job, run_jobs, slots_of, warm_up
+from andrea_exp.sweep.pool import FailedFast, Job, Stopped
+from andrea_exp.sweep.slots import slots_of, threads_of
 
 LINE_EVERY_S = 60.0
 
@@ -27,7 +30,8 @@ LINE_EVERY_S = 60.0
 def run_sweep(composed: DictConfig, overrides: Sequence[str]) -> None:
     """Runs every missing cell of a composed sweep, then prints its table.
 
-    Ends the process with 1 where a run failed, and with 130 on Ctrl-C. Raises UserError for bad input.
+    Ends the process with 1 where a run failed, with 128 + the signal where one asked to stop (130 on Ctrl-C).
+    Raises UserError for bad input.
     """
     check_overrides(overrides)
     records, console = Path(composed.records), Console()
@@ -48,9 +52,12 @@ def run_sweep(composed: DictConfig, overrides: Sequence[str]) -> None:
             tried |= {cell.signature for cell in missing}
             plan, missing = planned()
         link_views(plan, records)
-    except KeyboardInterrupt:
-        console.print("stopped; the same command goes on with what is missing")
-        sys.exit(130)
+    except (KeyboardInterrupt, Stopped) as ended:
+        console.print("stopped; the same command goes on where it was")
+        sys.exit(128 + (ended.number if isinstance(ended, Stopped) else signal.SIGINT))
+    except FailedFast:
+        console.print("stopped at the first failed run (pool.fail_fast=true)")
+        sys.exit(_report_failures(plan, records, console))
     from andrea_exp.results.report import write_report
 
     write_report(plan, records, overrides, console)
@@ -79,22 +86,27 @@ def _run_missing(plan: Plan, cells: list[Cell], records: Path, pool: PoolConfig,
         Job(
             open_run(records, cell.config, cell.fingerprint),
             corpora[cell.fingerprint, cell.config.model.seq_len],
-            pool.threads,
+            threads_of(cell.config),
             cell.config.train.ranks,
         )
         for cell in cells
     ]
     link_views(plan, records)
-    slots = slots_of(pool, max(job.ranks for job in jobs))
+    shares = slots_of([cell.config for cell in cells])
     finished = len({c.signature for c in plan.cells}) - len(cells)
     console.print(
         f"{plan.name}: {len(cells)} runs to do"
         + (f", {finished} already there" if finished else "")
-        + f"; {min(slots, len(cells))} at once, {pool.threads} thread each, records in {records}/"
+        + f"; {min(len(shares), len(cells))} at once, {_threads(jobs)} thread each, records in {records}/"
     )
-    reader = board.Reader(records, slots)
+    reader = board.Reader(records, len(shares))
     with _display(console, lambda: reader.read(plan)) as tick:
-        run_jobs(jobs, slots, tick)
+        run_jobs(jobs, shares, pool, tick, console.print)
+
+
+def _threads(jobs: Sequence[Job]) -> str:
+    counts = sorted({job.threads for job in jobs})
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
 def _require_devices(cells: list[Cell]) -> None:
