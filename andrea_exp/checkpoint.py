@@ -104,7 +104,11 @@ def save(folder: Path, state: State, keep_all: bool = False) -> Path:
     home = folder / "checkpoints"
     home.mkdir(exist_ok=True)
     partial = home / ".partial"
-    _write(partial, state)
+    try:
+        _write(partial, state)
+    except OSError:  # a full disk must not stay full of this
+        partial.unlink(missing_ok=True)
+        raise
     path = home / f"{state['step']:09d}-{_digest(partial)}.pt"
     partial.rename(path)
     _sync_folder(home)

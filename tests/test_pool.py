@@ -1,5 +1,6 @@
 """The pool under faults: whatever happens to one run, the others end, and the records say what happened."""
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -31,7 +32,8 @@ from andrea_exp.record import (
 from andrea_exp.run import execute
 from andrea_exp.sweep.local import run_jobs, warm_up
 from andrea_exp.sweep.plan import plan_sweep
-from andrea_exp.sweep.pool import Job
+from andrea_exp.sweep.pool import FailedFast, Job
+from andrea_exp.sweep.slots import slots_of
 
 ENDLESS = ("train.steps=1000000", "log.validate_every=1000000", "log.diagnose_every=0")
 
@@ -65,7 +67,7 @@ def jobs(records: Path, prepared: data.Prepared) -> dict[str, Job]:
         "threaded": make_job(records, prepared, "seed=7", threads=2),
     }
     made["raising"] = Job(made["raising"].folder, records / "no such corpus", 1)
-    (made["unstartable"].folder / "metrics.jsonl").mkdir()
+    (made["unstartable"].folder / "log.txt").mkdir()
     hold(made["held"].folder)
     write_json(made["finished"].folder / "summary.json", {"status": "done", "mark": "of another pool"})
 
@@ -108,7 +110,71 @@ def test_a_raising_run_has_failed_and_leaves_its_traceback(jobs: dict[str, Job])
 def test_a_run_that_dies_before_it_can_write_a_summary_has_failed(jobs: dict[str, Job]):
     assert status(jobs["unstartable"].folder) is Status.failed
     assert "exit code 1" in summary(jobs["unstartable"])["reason"]
-    assert "Traceback" in (jobs["unstartable"].folder / "log.txt").read_text()
+
+
+def test_a_run_that_was_killed_goes_on_in_the_same_pool(records: Path, prepared: data.Prepared):
+    job = make_job(records, prepared, "seed=12", "train.steps=400", "log.diagnose_every=0")
+    killed: list[int] = []
+
+    def tick() -> None:
+        if not killed and len(read_metrics(job.folder)) > 5 and (lease := read_json(job.folder / "lease.json")):
+            killed.append(lease["pid"])
+            os.kill(lease["pid"], signal.SIGKILL)
+
+    run_jobs([job], [{}], make("pool.retries=1").pool, tick)
+    assert len(killed) == 1
+    assert summary(job)["steps"] == 400
+    assert [row["step"] for row in read_metrics(job.folder)] == list(range(401))
+
+
+def test_a_pool_that_is_to_fail_fast_starts_nothing_after_a_failure(records: Path, prepared: data.Prepared):
+    doomed = Job(make_job(records, prepared, "seed=13").folder, records / "no such corpus", 1)
+    later = make_job(records, prepared, "seed=14")
+    with pytest.raises(FailedFast):
+        run_jobs([doomed, later], [{}], make("pool.fail_fast=true", "pool.retries=0").pool, lambda: None)
+    assert status(doomed.folder) is Status.failed
+    assert status(later.folder) is Status.missing
+
+
+def test_a_second_request_to_stop_ends_runs_that_do_not_answer(records: Path, prepared: data.Prepared):
+    endless = make_job(records, prepared, "seed=15", *ENDLESS)
+    told: list[str] = []
+
+    def tick() -> None:
+        if read_metrics(endless.folder):
+            os.kill(json.loads((endless.folder / "lease.json").read_text())["pid"], signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs([endless], [{}], make().pool, tick, told.append)
+    assert told == ["stopping: each run finishes its step and saves; once more ends them at once"]
+    assert status(endless.folder) is Status.interrupted
+    assert not living_pid(pid_of(endless))
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_each_gpu_slot_has_gpus_of_its_own(
+    ranks: int, tmp_path: Path, prepared: data.Prepared, monkeypatch: pytest.MonkeyPatch
+):
+    """Four jobs on a machine that pretends to have GPUs 0 to 3, of which this process may use 1, 2 and 3."""
+    fake = tmp_path / "nvidia-smi"
+    fake.write_text("#!/bin/sh\nprintf '0\\n1\\n2\\n3\\n'\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2,3")
+    configs = [make(f"seed={seed}", "train.device=auto", f"train.ranks={ranks}") for seed in range(4)]
+    found = slots_of(configs)
+    assert found == ([{"CUDA_VISIBLE_DEVICES": g} for g in "123"] if ranks == 1 else [{"CUDA_VISIBLE_DEVICES": "1,2"}])
+    jobs = [Job(open_run(tmp_path, c, prepared.folder.name), prepared.folder, 1, ranks) for c in configs]
+    run_jobs(jobs, found, configs[0].pool, lambda: None)
+    seen = [json.loads((j.folder / "provenance.json").read_text())["environment"]["CUDA_VISIBLE_DEVICES"] for j in jobs]
+    assert sorted(set(seen)) == sorted({slot["CUDA_VISIBLE_DEVICES"] for slot in found})
+    shared = dataclasses.replace(configs[0].pool, runs_per_gpu=2)
+    assert len(slots_of([dataclasses.replace(c, pool=shared) for c in configs])) == 2 * len(found)
+    on_cpu = [make("train.device=cpu", "pool.threads=1")]
+    assert all(slot == {} for slot in slots_of(on_cpu))
 
 
 def test_a_run_that_another_pool_has_done_is_left_alone(jobs: dict[str, Job]):
@@ -200,9 +266,9 @@ def wait_until(condition: Callable[[], Any], seconds: float = 60) -> None:
 class Sweep:
     """An ad-hoc sweep over seeds in a folder, as a command."""
 
-    def __init__(self, folder: Path, corpus: Path, seeds: str, steps: int) -> None:
+    def __init__(self, folder: Path, corpus: Path, seeds: str, *words: str, steps: int) -> None:
         tiny = [t for t in TINY if not t.startswith("train.steps")]
-        self.words = [f"seed={seeds}", *tiny, f"train.steps={steps}", f"data.path={corpus}"]
+        self.words = [f"seed={seeds}", *tiny, f"train.steps={steps}", f"data.path={corpus}", *words]
         self.folder, self.plan = folder, plan_sweep(self.words)
         self.runs = [run_folder(folder / "records", c.signature) for c in self.plan.cells]
 
@@ -222,7 +288,7 @@ class Sweep:
 def test_a_sweep_with_failed_runs_ends_with_1_says_where_to_look_and_completes_them_later(
     corpus_path: Path, tmp_path: Path
 ):
-    sweep = Sweep(tmp_path, corpus_path, "0,1,2", steps=200)
+    sweep = Sweep(tmp_path, corpus_path, "0,1,2", "pool.retries=0", steps=200)
     killed, raising, _ = sweep.runs
     raising.mkdir(parents=True)
     (raising / "tensorboard").write_text("a file where the run wants a folder")

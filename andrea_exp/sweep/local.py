@@ -13,7 +13,7 @@ from multiprocessing.process import BaseProcess
 
 from andrea_exp.config import PoolConfig
 from andrea_exp.record import HELD_ELSEWHERE, Status, status
-from andrea_exp.sweep.pool import Job, Stopped, Tries, patience, told
+from andrea_exp.sweep.pool import FailedFast, Job, Stopped, Tries, patience, told
 
 TICK_S = 1.0
 STOP_S = 10.0
@@ -68,10 +68,11 @@ def run_jobs(
     active: list[Running] = []
     with patience(announce) as asked:
         try:
-            while active or (waiting and not asked):
-                while free and not asked and (job := _take(waiting)):
+            while active or (waiting and not asked and not tries.given_up):
+                ending = asked or tries.given_up
+                while free and not ending and (job := _take(waiting)):
                     active.append(_start(job, free.popleft()))
-                if asked:
+                if ending:
                     _ask(active)
                 tick()
                 _wait(active)
@@ -79,7 +80,7 @@ def run_jobs(
                     active.remove(run)
                     free.append(run.slot)
                     held = code == HELD_ELSEWHERE
-                    if held or (not asked and tries.again(run.job.folder, told(code))):
+                    if held or (not ending and tries.again(run.job.folder, told(code))):
                         waiting.append(run.job)
             tick()
         except BaseException:
@@ -88,6 +89,8 @@ def run_jobs(
             raise
     if asked:
         raise Stopped(asked[0])
+    if tries.given_up:
+        raise FailedFast
 
 
 def _take(waiting: deque[Job]) -> Job | None:

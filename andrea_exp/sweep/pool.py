@@ -40,6 +40,7 @@ class Tries:
 
     def __init__(self, pool: PoolConfig) -> None:
         self.pool = pool
+        self.given_up = False  # a run failed for good, and the pool is to fail fast
         self._crashes: Counter[Path] = Counter()
 
     def again(self, folder: Path, how: str) -> bool:
@@ -50,8 +51,7 @@ class Tries:
         if self._crashes[folder] <= self.pool.retries:
             return True
         bury(folder, how)
-        if self.pool.fail_fast:
-            raise FailedFast(folder.name)
+        self.given_up = self.pool.fail_fast
         return False
 
 
