@@ -3,6 +3,7 @@
 Values live in `conf/`, the rules between fields in `rules.py`.
 """
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -326,6 +327,16 @@ def plain(value: Any) -> Any:
 def as_dict(config: Any) -> dict[str, Any]:
     """A config as plain containers, enums by name."""
     return {f.name: plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
+
+
+def copy_config(config: RunConfig) -> RunConfig:
+    """A config of its own, section by section; many times faster than a deep copy."""
+    copied = copy.copy(config)
+    for f in dataclasses.fields(config):
+        if dataclasses.is_dataclass(section := getattr(config, f.name)):
+            setattr(copied, f.name, copy.copy(section))
+    copied.data.mix = {name: copy.copy(part) for name, part in config.data.mix.items()}
+    return copied
 
 
 def from_dict(values: dict[str, Any]) -> RunConfig:

@@ -70,15 +70,18 @@ def run_folder(records: Path, sig: str) -> Path:
     return records / "runs" / sig
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Whole or not at all: written under a temporary name, flushed, renamed."""
+def write_json(path: Path, value: Any, compact: bool = False, durable: bool = True) -> None:
+    """Whole or not at all: written under a temporary name, flushed, renamed.
+
+    What can be made again need not be `durable`, which costs milliseconds: a power cut may empty it.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with partial.open("w") as file:
-            json.dump(value, file, indent=2)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
+            file.write(json.dumps(value, indent=None if compact else 2) + "\n")
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         partial.rename(path)
     except OSError:
         with suppress(OSError):
@@ -100,10 +103,10 @@ def open_run(records: Path, config: RunConfig, fingerprint: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     stored = read_json(folder / "identity.json")
     if stored is None:
-        write_json(folder / "identity.json", identity(config, fingerprint))
+        write_json(folder / "identity.json", identity(config, fingerprint), durable=False)
     elif stored != identity(config, fingerprint):
         raise UserError(f"{folder}: holds another run of the same signature; move it away")
-    write_json(folder / "config.json", as_dict(config))
+    write_json(folder / "config.json", as_dict(config), durable=False)
     return folder
 
 

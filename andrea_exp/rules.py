@@ -185,13 +185,19 @@ def field_names() -> list[str]:
     return list(walk(RunConfig, ""))
 
 
-def resolve(composed: DictConfig, swept: frozenset[str] = frozenset()) -> RunConfig:
-    """Turns a composed config into a checked run in which every live field has its value.
+def resolve(composed: DictConfig) -> RunConfig:
+    """Turns a composed config into a checked run. Raises UserError."""
+    config: RunConfig = OmegaConf.to_object(composed)  # type: ignore[assignment]
+    settle(config)
+    return config
+
+
+def settle(config: RunConfig, swept: frozenset[str] = frozenset()) -> None:
+    """Gives every live field its value, and checks the whole.
 
     `swept` names the fields that a sweep varies: a field that such a variation makes meaningless is dropped;
     one that is set by hand and means nothing raises UserError, as does any value that cannot be built.
     """
-    config: RunConfig = OmegaConf.to_object(composed)  # type: ignore[assignment]
     _check_mix(config.data)
     for rule in rules_of(config):
         value = get(config, rule.field)
@@ -207,7 +213,6 @@ def resolve(composed: DictConfig, swept: frozenset[str] = frozenset()) -> RunCon
             put(config, rule.field, None)
     _build_width(config)
     check(config)
-    return config
 
 
 def _build_width(config: RunConfig) -> None:

@@ -3,10 +3,12 @@
 import json
 import statistics
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
-from andrea_exp.record import Status, read_json, run_folder, status
-from andrea_exp.sweep.plan import Chooser, Plan, Values
+from andrea_exp.index import Index
+from andrea_exp.record import Status
+from andrea_exp.sweep.plan import Cell, Chooser, Values
 
 
 def choose_tuned(records: Path) -> Chooser:
@@ -15,16 +17,14 @@ def choose_tuned(records: Path) -> Chooser:
     A value ranks behind all with fewer diverged seeds.
     """
 
-    def choose(plan: Plan, arm: str, column: Values) -> Values | None:
+    index = Index(records)
+
+    def choose(tuning: Sequence[Cell]) -> Values | None:
         losses: dict[str, list[float | None]] = defaultdict(list)
-        for cell in plan.cells:
-            if cell.purpose != "tune" or cell.arm != arm or cell.column != column:
-                continue
-            folder = run_folder(records, cell.signature)
-            state = status(folder)
+        for cell in tuning:
+            state, summary = index.look(cell.signature)
             if not state.finished:
                 return None
-            summary = read_json(folder / "summary.json") or {}
             # Bits a byte rank like nats a token, and across tokenizers too.
             losses[json.dumps(cell.tuned)].append(summary["val/bits_per_byte"] if state is Status.done else None)
         return json.loads(min(losses, key=lambda values: _rank(losses[values])))

@@ -7,7 +7,8 @@ from typing import Any
 import pandas as pd
 
 from andrea_exp.compose import compose
-from andrea_exp.record import Status, read_json, read_metrics, run_folder, status
+from andrea_exp.index import Index
+from andrea_exp.record import read_metrics, run_folder
 from andrea_exp.results.choose import choose_tuned
 from andrea_exp.sweep.plan import Cell, Plan, Values, plan_sweep
 
@@ -57,7 +58,8 @@ def load_metrics(name: str, overrides: Sequence[str] = ()) -> pd.DataFrame:
 
 
 def runs_frame(plan: Plan, records: Path) -> pd.DataFrame:
-    frame = pd.DataFrame([_run_row(cell, records) for cell in plan.cells])
+    with Index(records) as index:
+        frame = pd.DataFrame([_run_row(cell, index) for cell in plan.cells])
     numbers = list(SUMMARY)
     frame[numbers] = frame[numbers].astype("float64")
     return frame
@@ -91,10 +93,8 @@ def _roles(cell: Cell) -> dict[str, Any]:
     return {"label": cell.label, "arm": cell.arm, **cell.column, **cell.tuned, **cell.repeat}
 
 
-def _run_row(cell: Cell, records: Path) -> dict[str, Any]:
-    folder = run_folder(records, cell.signature)
-    state = status(folder)
-    summary = (read_json(folder / "summary.json") or {}) if state not in (Status.running, Status.missing) else {}
+def _run_row(cell: Cell, index: Index) -> dict[str, Any]:
+    state, summary = index.look(cell.signature)
     diverged = summary.get("diverged") or {}
     return {
         **_roles(cell),

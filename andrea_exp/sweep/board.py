@@ -13,7 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from andrea_exp.record import Status, last_metrics, read_json, run_folder, status
+from andrea_exp.index import Index
+from andrea_exp.record import Status, last_metrics, run_folder
 from andrea_exp.sweep.plan import Cell, Plan
 
 COLOUR = {
@@ -63,20 +64,21 @@ class Reader:
 
     def __init__(self, records: Path, slots: int) -> None:
         self.records, self.slots = records, slots
+        self._index = Index(records)
         self._finished: dict[str, RunState] = {}
 
     def read(self, plan: Plan) -> Board:
-        runs = [self._state(cell) for cell in plan.cells]
+        with self._index:
+            runs = [self._state(cell) for cell in plan.cells]
         return Board(plan.name, runs, plan.waiting, _seconds_left(plan, runs, self.slots), self.slots)
 
     def _state(self, cell: Cell) -> RunState:
         if cell.signature in self._finished:
             return replace(self._finished[cell.signature], label=cell.label)
-        folder = run_folder(self.records, cell.signature)
-        state, steps = status(folder), cell.config.train.steps
-        row = last_metrics(folder) if state is not Status.missing else {}
-        summary = (read_json(folder / "summary.json") or {}) if state is not Status.running else {}
-        step, speed = int(row.get("step", 0)), row.get("tokens_per_s")
+        (state, summary), steps = self._index.look(cell.signature), cell.config.train.steps
+        under_way = state not in (Status.missing, Status.done, Status.diverged)
+        row = last_metrics(run_folder(self.records, cell.signature)) if under_way else {}
+        step, speed = int(row.get("step", summary.get("steps", 0))), row.get("tokens_per_s")
         per_step = cell.config.train.batch_size * cell.config.model.seq_len
         found = RunState(
             label=cell.label,

@@ -3,10 +3,9 @@
 import copy
 import hashlib
 import itertools
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.override_parser.types import Override, QuotedString
@@ -15,17 +14,17 @@ from omegaconf.errors import OmegaConfBaseException
 
 from andrea_exp import data
 from andrea_exp.compose import compose, explain, parse, set_field
-from andrea_exp.config import RunConfig, SweepConfig, as_dict
+from andrea_exp.config import RunConfig, SweepConfig, copy_config
 from andrea_exp.errors import UserError, did_you_mean
-from andrea_exp.rules import IDENTITY_SECTIONS, field_names, resolve, signature
+from andrea_exp.rules import IDENTITY_SECTIONS, field_names, get, put, settle, signature
 
 Values = dict[str, Any]
 AD_HOC = "adhoc"  # the name of what no sweep file describes
 LONGEST_ARM = 60
 # Config groups that an arm or a column may choose: the config is composed anew for each choice.
 GROUPS = frozenset({"recipe", "scale"})
-# (arm, column) -> the tuned values that its tuning runs choose, or None while those are not all there.
-Chooser = Callable[["Plan", str, Values], Values | None]
+# The tuning runs of one arm in one column -> the values that they choose, or None while those are not all there.
+Chooser = Callable[[Sequence["Cell"]], Values | None]
 
 
 @dataclass(frozen=True)
@@ -60,16 +59,20 @@ def shown(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """A sweep with all its cells. `waiting` counts reported cells whose tuned values are not known yet."""
+    """A sweep with all its cells, and those to be reported whose tuned values are not known yet, with a first guess."""
 
     name: str
     spec: SweepConfig
-    cells: list[Cell] = field(default_factory=list)
-    waiting: int = 0
+    cells: list[Cell]
+    guesses: list[Cell]
 
     @property
     def arms(self) -> list[str]:
         return list(self.spec.compare)
+
+    @property
+    def waiting(self) -> int:
+        return len(self.guesses)
 
     @property
     def columns(self) -> list[Values]:
@@ -176,7 +179,37 @@ def _narrow(
     return SweepConfig(spec.question, spec.baseline, spec.compare, roles["across"], spec.tune, roles["repeat"])
 
 
-def _check_roles(spec: SweepConfig, name: str, base: DictConfig) -> None:
+class _Base:
+    """A composed config from which cells are made: each value's type is checked once, however many cells have it."""
+
+    def __init__(self, composed: DictConfig) -> None:
+        self._composed = copy.deepcopy(composed)
+        self.built: RunConfig = OmegaConf.to_object(composed)  # type: ignore[assignment]
+        self._typed: dict[tuple[str, str], Any] = {}
+
+    def with_values(self, values: Values) -> RunConfig:
+        """A copy with some fields set. Raises UserError for an unknown field or a bad value."""
+        config = copy_config(self.built)
+        for key, value in values.items():
+            put(config, key, self.typed(key, value))
+        return config
+
+    def typed(self, key: str, value: Any) -> Any:
+        """A value as its field's type has it, so that 1 and 1.0 are one."""
+        place = key, repr(value)
+        if place not in self._typed:
+            # A dict would be merged into one that was set before it.
+            changed = copy.deepcopy(self._composed) if isinstance(value, dict) else self._composed
+            set_field(changed, key, value)
+            found = OmegaConf.select(changed, key)
+            self._typed[place] = get(OmegaConf.to_object(changed), key) if OmegaConf.is_config(found) else found  # type: ignore[arg-type]
+        return self._typed[place]
+
+
+def _check_roles(spec: SweepConfig, name: str, base: _Base) -> None:
+    def canonical(key: str, value: Any) -> str:
+        return repr(value if key in GROUPS else base.typed(key, value))
+
     compared = {key for arm in spec.compare.values() for key in arm}
     if not spec.compare:
         raise UserError(f"sweep {name}: compares no arms")
@@ -201,22 +234,13 @@ def _check_roles(spec: SweepConfig, name: str, base: DictConfig) -> None:
             raise UserError(f"sweep {name}: {key} says how a run happens, not what it computes: it has no role")
     for role in (spec.across, spec.tune, spec.repeat):
         for key, values in role.items():
-            if not values or len({_canonical(base, key, v) for v in values}) < len(values):
+            if not values or len({canonical(key, v) for v in values}) < len(values):
                 raise UserError(f"sweep {name}: {key} has {'a value twice' if values else 'no values'}")
-    reported = {_canonical(base, "seed", seed) for seed in spec.repeat.get("seed", [base.seed])}
-    if any(_canonical(base, "seed", seed) in reported for seed in spec.tune.get("seed", [])):
+    reported = {canonical("seed", seed) for seed in spec.repeat.get("seed", [base.built.seed])}
+    if any(canonical("seed", seed) in reported for seed in spec.tune.get("seed", [])):
         raise UserError(f"sweep {name}: a seed that tunes must not be reported; give tune.seed other seeds")
     if spec.tune and "seed" not in spec.tune:
         raise UserError(f"sweep {name}: tunes without seeds of its own; add tune.seed")
-
-
-def _canonical(base: DictConfig, key: str, value: Any) -> str:
-    """A value as its field's type has it, so that 1 and 1.0 are one."""
-    if key in GROUPS:
-        return repr(value)
-    config = copy.deepcopy(base)
-    set_field(config, key, value)
-    return repr(OmegaConf.select(config, key))
 
 
 def _expand(
@@ -227,45 +251,47 @@ def _expand(
     choose: Chooser | None,
     fingerprints: dict[str, str],
 ) -> Plan:
-    _check_roles(spec, name, base)
+    first = _Base(base)
+    _check_roles(spec, name, first)
     swept = frozenset(
         {key for arm in spec.compare.values() for key in arm} | set(spec.across) | set(spec.tune) | set(spec.repeat)
     )
     if swept & GROUPS:  # whatever one group's file sets may mean nothing beside another's
         swept |= frozenset(field_names())
-    bases = {"": base}
+    bases = {"": first}
 
     def cell(arm: str, column: Values, tuned: Values, repeat: Values, purpose: str) -> Cell:
         values = {**spec.compare[arm], **column, **tuned, **repeat}
         groups = [f"{key}={values[key]}" for key in GROUPS if key in values]
         if " ".join(groups) not in bases:
-            bases[" ".join(groups)], _ = _bare(compose([*words, *groups]))
-        config = copy.deepcopy(bases[" ".join(groups)])
-        for key, value in values.items():
-            if key not in GROUPS:
-                set_field(config, key, value)
-        run = resolve(config, swept)
-        known = json.dumps(as_dict(run.data))
+            bases[" ".join(groups)] = _Base(_bare(compose([*words, *groups]))[0])
+        run = bases[" ".join(groups)].with_values({k: v for k, v in values.items() if k not in GROUPS})
+        settle(run, swept)
+        known = repr(run.data)
         if known not in fingerprints:
             fingerprints[known] = data.fingerprint(run.data)
         shared = fingerprints[known]
         return Cell(arm, column, tuned, repeat, purpose, run, shared, signature(run, shared))
 
-    plan, waiting = Plan(name, spec), 0
+    cells: list[Cell] = []
+    guesses: list[Cell] = []
+    tuning: dict[tuple[str, str], list[Cell]] = {}
     grid = {k: v for k, v in spec.tune.items() if k != "seed"}
     for arm, column in itertools.product(spec.compare, _product(spec.across)):
         if grid:
-            for tuned, seed in itertools.product(_product(grid), spec.tune["seed"]):
-                plan.cells.append(cell(arm, column, tuned, {"seed": seed}, "tune"))
+            tuning[arm, repr(column)] = [
+                cell(arm, column, tuned, {"seed": seed}, "tune")
+                for tuned, seed in itertools.product(_product(grid), spec.tune["seed"])
+            ]
+            cells += tuning[arm, repr(column)]
     for arm, column in itertools.product(spec.compare, _product(spec.across)):
-        best = choose(plan, arm, column) if grid and choose else {}
+        best = choose(tuning[arm, repr(column)]) if grid and choose else {}
         for repeat in _product(spec.repeat):
             if best is None or (grid and not choose):
-                cell(arm, column, next(_product(grid)), repeat, "report")  # a bad value shows before anything runs
-                waiting += 1
+                guesses.append(cell(arm, column, next(_product(grid)), repeat, "report"))
             else:
-                plan.cells.append(cell(arm, column, best, repeat, "report"))
-    return Plan(name, spec, plan.cells, waiting)
+                cells.append(cell(arm, column, best, repeat, "report"))
+    return Plan(name, spec, cells, guesses)
 
 
 def _product(values: Mapping[str, Sequence[Any]]) -> Iterator[Values]:

@@ -16,7 +16,8 @@ from andrea_exp import data
 from andrea_exp.compose import check_overrides, parse
 from andrea_exp.config import Device, PoolConfig
 from andrea_exp.errors import UserError
-from andrea_exp.record import Status, open_run, require_writable, run_folder, status
+from andrea_exp.index import Index
+from andrea_exp.record import Status, open_run, require_writable, run_folder
 from andrea_exp.results.choose import choose_tuned
 from andrea_exp.sweep import board
 from andrea_exp.sweep.local import run_jobs, warm_up
@@ -25,6 +26,7 @@ from andrea_exp.sweep.pool import FailedFast, Job, Stopped
 from andrea_exp.sweep.slots import slots_of, threads_of
 
 LINE_EVERY_S = 60.0
+LOOKING_SHARE = 20  # times as long as a look at all runs took is waited for the next: they may be ten thousand
 
 
 def run_sweep(composed: DictConfig, overrides: Sequence[str]) -> None:
@@ -67,7 +69,8 @@ def run_sweep(composed: DictConfig, overrides: Sequence[str]) -> None:
 def _missing(plan: Plan, records: Path) -> list[Cell]:
     """Cells left to run, each signature once."""
     cells = {c.signature: c for c in plan.cells}
-    return [c for c in cells.values() if not status(run_folder(records, c.signature)).finished]
+    with Index(records) as index:
+        return [c for c in cells.values() if not index.look(c.signature)[0].finished]
 
 
 def _run_missing(plan: Plan, cells: list[Cell], records: Path, pool: PoolConfig, console: Console) -> None:
@@ -124,11 +127,18 @@ def _display(console: Console, read: Callable[[], board.Board]) -> Any:
     """Yields the pool's `tick`: a live table on a terminal, a line a minute elsewhere."""
     if console.is_terminal:
         with Live(console=console, auto_refresh=False, transient=False) as live:
+            next_look = 0.0
 
             def show() -> None:
                 live.update(board.render(read(), most=max(5, console.height - 6)), refresh=True)
 
-            yield show
+            def show_at_times() -> None:
+                nonlocal next_look
+                if (began := time.monotonic()) >= next_look:
+                    show()
+                    next_look = time.monotonic() + LOOKING_SHARE * (time.monotonic() - began)
+
+            yield show_at_times
             show()
         return
     last = time.monotonic()
@@ -161,7 +171,8 @@ def link_views(plan: Plan, records: Path) -> Path:
 
 
 def _report_failures(plan: Plan, records: Path, console: Console) -> int:
-    failed = [c for c in plan.cells if status(run_folder(records, c.signature)) is Status.failed]
+    index = Index(records)
+    failed = [c for c in plan.cells if index.look(c.signature)[0] is Status.failed]
     for cell in failed:
         folder = run_folder(records, cell.signature)
         note = (folder / "traceback.txt") if (folder / "traceback.txt").exists() else (folder / "log.txt")
