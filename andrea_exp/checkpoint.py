@@ -68,7 +68,7 @@ class Keeper(L.Callback):
 
     def _wanted(self, trainer: L.Trainer) -> int:
         """GO_ON, SAVE or STOP: the same in all ranks."""
-        own = STOP if stop.asked() else SAVE if self._due() else GO_ON
+        own = STOP if stop.heard() else SAVE if self._due() else GO_ON
         if self.config.train.ranks == 1:
             return own
         told = trainer.strategy.reduce(torch.tensor(own, device=trainer.strategy.root_device), reduce_op="max")

@@ -244,9 +244,21 @@ class PoolConfig:
     kind: PoolKind = MISSING
     threads: int | None = MISSING  # a run; null: by `sweep.slots`
     slots: int | None = MISSING  # runs at once; null: as many as the machine, or the cluster, takes
-    runs_per_gpu: int = MISSING
     retries: int = MISSING  # of a run that crashed; a diverged one is a result
     fail_fast: bool = MISSING  # stop the sweep at the first run that failed for good
+    runs_per_gpu: int | None = None  # of this machine's
+    # Of Slurm:
+    partition: str | None = None
+    account: str | None = None
+    time_min: int | None = None  # of a job; its run may take longer, since it is requeued
+    warn_s: int | None = None  # before the limit a job is told to save
+    mem_gb: float | None = None
+    flags: Any = None  # further options of sbatch, by name
+    detach: bool | None = None  # submit and end
+    # Of Slurm and Ray:
+    gpus: int | None = None  # a run; null: one a rank where it wants any
+    # Of Ray:
+    address: str | None = None  # of a running cluster; null: one of its own on this machine
 
 
 @dataclass

@@ -6,6 +6,7 @@ records/runs/<signature>/
     provenance.json  where it ran, with what        lease.json       who runs it now; touched as a heartbeat
     log.txt          what the process printed       traceback.txt    where it failed
     checkpoints/     what it can go on from         weights.pt       the model as it ended
+    queued.json      a cluster's job that waits to run it
     tensorboard/     a view of metrics.jsonl
 """
 
@@ -42,6 +43,7 @@ GUARD_STALE_S = 10.0
 # Exit codes of a run's process, besides 0 (done or diverged) and 1 (failed).
 HELD_ELSEWHERE = 75  # another process has the run
 INTERRUPTED = 76  # asked to stop, and a checkpoint is left
+QUEUED = "queued.json"  # which job of a cluster's queue will run a folder
 ENVIRONMENT = (
     "CUDA_VISIBLE_DEVICES",
     "OMP_NUM_THREADS",
@@ -58,6 +60,7 @@ class Status(StrEnum):
     failed = "failed"
     interrupted = "interrupted"
     running = "running"
+    queued = "queued"
     missing = "missing"
 
     @property
@@ -127,8 +130,12 @@ def status(folder: Path) -> Status:
     """How a run stands, from its files alone."""
     if lease_holder(folder) is not None:
         return Status.running
-    summary = read_json(folder / "summary.json")
-    if summary is not None and summary.get("status") in set(Status):
+    summary = read_json(folder / "summary.json") or {}
+    if summary.get("status") in (Status.done, Status.diverged):
+        return Status(summary["status"])
+    if (folder / QUEUED).exists():
+        return Status.queued
+    if summary.get("status") in set(Status):
         return Status(summary["status"])
     return Status.interrupted if (folder / "metrics.jsonl").exists() else Status.missing
 
@@ -302,9 +309,9 @@ def go_back(folder: Path, metrics_size: int) -> None:
 def provenance(folder: Path, config: RunConfig, fingerprint: str, from_step: int, **found: Any) -> dict[str, Any]:
     """Where a run happened and with what. Of the environment only an allow-list: never secrets.
 
-    A resumed run's `attempts` list where each part of it happened.
+    `attempts` lists where each part of a run happened that was taken up again.
     """
-    earlier = (read_json(folder / "provenance.json") or {}).get("attempts", []) if from_step else []
+    earlier = (read_json(folder / "provenance.json") or {}).get("attempts", [])
     now = {
         "time": time.time(),
         "host": socket.gethostname(),

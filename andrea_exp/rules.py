@@ -28,6 +28,8 @@ from andrea_exp.config import (
     ModelConfig,
     NormPlacement,
     NormType,
+    PoolConfig,
+    PoolKind,
     Position,
     QKNorm,
     RunConfig,
@@ -75,6 +77,10 @@ def _needs_final_norm(c: RunConfig) -> bool:
     return c.model.norm_placement not in ENDS_IN_A_NORM | {NormPlacement.none}
 
 
+def _of_pool(name: str, *kinds: PoolKind, default: Any) -> Conditional:
+    return Conditional(f"pool.{name}", ("pool.kind",), lambda c: c.pool.kind in kinds, _fixed(default))
+
+
 # Order matters where one row reads another row's field.
 CONDITIONAL = (
     Conditional("data.tokenizer_path", ("data.tokenizer",), lambda c: c.data.tokenizer is Tokenizer.file, _fixed(None)),
@@ -107,6 +113,21 @@ CONDITIONAL = (
         _fixed(1e-5),
     ),
     Conditional("model.rope_theta", ("model.position",), lambda c: c.model.position is Position.rope, _fixed(1e4)),
+    *(_of_pool(name, PoolKind.local, default=default) for name, default in (("runs_per_gpu", 1),)),
+    *(
+        _of_pool(name, PoolKind.slurm, default=default)
+        for name, default in (
+            ("partition", None),
+            ("account", None),
+            ("time_min", 60),
+            ("warn_s", 90),
+            ("mem_gb", None),
+            ("flags", None),
+            ("detach", False),
+        )
+    ),
+    _of_pool("gpus", PoolKind.slurm, PoolKind.ray, default=None),
+    _of_pool("address", PoolKind.ray, default=None),
     Conditional(
         "optim.min_lr_ratio",
         ("optim.schedule",),
@@ -263,16 +284,31 @@ def _require(ok: bool, message: str) -> None:
         raise UserError(message)
 
 
+def _check_pool(pool: PoolConfig) -> None:
+    _require(pool.gpus is None or pool.gpus >= 0, f"pool.gpus={pool.gpus}: must be 0 or more, or null")
+    _require(pool.mem_gb is None or pool.mem_gb > 0, f"pool.mem_gb={pool.mem_gb}: must be above 0, or null")
+    _require(
+        pool.flags is None or isinstance(pool.flags, dict),
+        f"pool.flags={pool.flags}: write the options of sbatch by name: '{{qos: long}}'",
+    )
+    if pool.time_min and pool.warn_s is not None:
+        _require(
+            0 < pool.warn_s < 60 * pool.time_min,
+            f"pool.warn_s={pool.warn_s}: must lie between 0 and the {60 * pool.time_min} seconds of pool.time_min",
+        )
+
+
 def _check_sizes(c: RunConfig) -> None:
     positive = (
         "model.d_model model.n_layers model.n_heads model.seq_len model.vocab_size data.val_windows "
-        "train.batch_size train.accumulate train.ranks log.every log.validate_every pool.runs_per_gpu"
+        "train.batch_size train.accumulate train.ranks log.every log.validate_every"
     )
     for name in positive.split():
         _require(get(c, name) >= 1, f"{name}={get(c, name)}: must be at least 1")
-    for name in ("pool.slots", "pool.threads"):
+    for name in ("pool.slots", "pool.threads", "pool.runs_per_gpu", "pool.time_min"):
         _require(get(c, name) is None or get(c, name) >= 1, f"{name}={get(c, name)}: must be at least 1, or null")
     _require(c.pool.retries >= 0, f"pool.retries={c.pool.retries}: must be 0 or more")
+    _check_pool(c.pool)
     every_s = c.checkpoint.every_s
     _require(0 <= every_s < float("inf"), f"checkpoint.every_s={every_s}: must be 0 (after every step) or more")
     _require(c.log.diagnose_every >= 0, f"log.diagnose_every={c.log.diagnose_every}: must be 0 (never) or more")

@@ -6,7 +6,7 @@ from types import FrameType
 # What schedulers, pools and people send: a request to end, a warning before preemption or a time limit.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 
-_asked: list[int] = []
+_heard: set[int] = set()
 
 
 def listen() -> None:
@@ -15,10 +15,10 @@ def listen() -> None:
         signal.signal(number, _note)
 
 
-def asked() -> signal.Signals | None:
-    """The first signal that came, or None."""
-    return signal.Signals(_asked[0]) if _asked else None
+def heard() -> set[int]:
+    """The signals that came; the run is to end once there is any."""
+    return _heard
 
 
 def _note(number: int, _: FrameType | None) -> None:
-    _asked.append(number)
+    _heard.add(number)

@@ -5,17 +5,13 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from conftest import TINY, make
+from conftest import Sweep, living, living_pid, make, wait_until
 
 from andrea_exp import data
 from andrea_exp.record import (
@@ -31,7 +27,6 @@ from andrea_exp.record import (
 )
 from andrea_exp.run import execute
 from andrea_exp.sweep.local import run_jobs, warm_up
-from andrea_exp.sweep.plan import plan_sweep
 from andrea_exp.sweep.pool import FailedFast, Job
 from andrea_exp.sweep.slots import slots_of
 
@@ -242,46 +237,6 @@ def test_an_error_in_the_display_stops_the_runs_and_goes_on(records: Path, prepa
 
 
 # The same through the command line
-
-
-def living(process: psutil.Process) -> bool:
-    """Whether a process still runs; one that has ended and was never collected does not."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def living_pid(pid: int) -> bool:
-    return psutil.pid_exists(pid) and living(psutil.Process(pid))
-
-
-def wait_until(condition: Callable[[], Any], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
-
-
-class Sweep:
-    """An ad-hoc sweep over seeds in a folder, as a command."""
-
-    def __init__(self, folder: Path, corpus: Path, seeds: str, *words: str, steps: int) -> None:
-        tiny = [t for t in TINY if not t.startswith("train.steps")]
-        self.words = [f"seed={seeds}", *tiny, f"train.steps={steps}", f"data.path={corpus}", *words]
-        self.folder, self.plan = folder, plan_sweep(self.words)
-        self.runs = [run_folder(folder / "records", c.signature) for c in self.plan.cells]
-
-    def start(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "andrea_exp.cli", "sweep", *self.words]
-        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        return subprocess.Popen(command, cwd=self.folder, text=True, start_new_session=True, **pipes)
-
-    def statuses(self) -> list[Status]:
-        return [status(run) for run in self.runs]
-
-    def written(self) -> list[int]:
-        return [(run / "summary.json").stat().st_mtime_ns for run in self.runs]
 
 
 @pytest.mark.slow

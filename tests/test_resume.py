@@ -7,13 +7,12 @@ import random
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import make
+from conftest import Ended, make
 from tensorboard.backend.event_processing import event_accumulator
 
 from andrea_exp import checkpoint, data, stop
@@ -36,7 +35,6 @@ from andrea_exp.sweep.local import run_jobs, warm_up
 from andrea_exp.sweep.pool import Job, Stopped
 
 torch.set_num_threads(1)
-FLEETING = ("time", "tokens_per_s", "memory_mb", "mfu")
 # Steps, and a checkpoint after each.
 LONGER = ("train.steps=20", "checkpoint.every_s=0")
 
@@ -56,20 +54,6 @@ VARIANTS = {
 def _default_dtype() -> Iterator[None]:
     yield
     torch.set_default_dtype(torch.float32)
-
-
-@dataclass
-class Ended:
-    """What a run leaves, but for times, speeds and memory."""
-
-    rows: list[dict[str, Any]]
-    summary: dict[str, Any]
-
-    @classmethod
-    def of(cls, folder: Path) -> "Ended":
-        rows = [{k: v for k, v in row.items() if k not in FLEETING} for row in read_metrics(folder)]
-        summary = json.loads((folder / "summary.json").read_text())
-        return cls(rows, {k: v for k, v in summary.items() if k not in (*FLEETING, "times")})
 
 
 def open_(root: Path, prepared: data.Prepared, *overrides: str) -> Path:
@@ -93,11 +77,11 @@ def in_parts(folder: Path, prepared: data.Prepared, stops: list[int], monkeypatc
 
         def counted(self: LitGPT, *words: Any, last: int | None = last, step: Any = step) -> Any:
             if last is not None and self.step + 1 >= last:
-                stop._asked.append(signal.SIGUSR2)
+                stop._heard.add(signal.SIGUSR2)
             return step(self, *words)
 
         with monkeypatch.context() as patch:
-            patch.setattr(stop, "_asked", [])
+            patch.setattr(stop, "_heard", set())
             patch.setattr(LitGPT, "training_step", counted)
             summary = train(folder, prepared.folder, resumed=resumed)
         if last is not None:
@@ -143,18 +127,18 @@ def test_tensorboard_shows_each_step_once(
 def checkpointed(tmp_path: Path, prepared: data.Prepared, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run that was stopped at step 12 of 20, with a checkpoint after each step: the folder."""
     folder = open_(tmp_path, prepared, *LONGER)
-    monkeypatch.setattr(stop, "_asked", [])
+    monkeypatch.setattr(stop, "_heard", set())
     step = LitGPT.training_step
 
     def counted(self: LitGPT, *words: Any) -> Any:
         if self.step + 1 == 12:
-            stop._asked.append(signal.SIGTERM)
+            stop._heard.add(signal.SIGTERM)
         return step(self, *words)
 
     with monkeypatch.context() as patch:
         patch.setattr(LitGPT, "training_step", counted)
         assert train(folder, prepared.folder) is None
-    stop._asked.clear()
+    stop._heard.clear()
     return folder
 
 

@@ -23,6 +23,7 @@ COLOUR = {
     Status.failed: "red",
     Status.interrupted: "yellow",
     Status.running: "cyan",
+    Status.queued: "blue",
     Status.missing: "dim",
 }
 
@@ -76,9 +77,9 @@ class Reader:
         if cell.signature in self._finished:
             return replace(self._finished[cell.signature], label=cell.label)
         (state, summary), steps = self._index.look(cell.signature), cell.config.train.steps
-        under_way = state not in (Status.missing, Status.done, Status.diverged)
+        under_way = state in (Status.running, Status.interrupted, Status.failed)
         row = last_metrics(run_folder(self.records, cell.signature)) if under_way else {}
-        step, speed = int(row.get("step", summary.get("steps", 0))), row.get("tokens_per_s")
+        step, speed = int(row.get("step") or summary.get("steps", 0)), row.get("tokens_per_s")
         per_step = cell.config.train.batch_size * cell.config.model.seq_len
         found = RunState(
             label=cell.label,

@@ -40,6 +40,10 @@ class Running:
         for process in self.processes:
             process.terminate()
 
+    def wait(self) -> None:
+        """Until a process ends, or a tick has passed."""
+        connection.wait([p.sentinel for p in self.processes if p.is_alive()], timeout=TICK_S)
+
     def kill(self) -> None:
         for process in self.processes:
             process.kill()
@@ -71,7 +75,7 @@ def run_jobs(
             while active or (waiting and not asked and not tries.given_up):
                 ending = asked or tries.given_up
                 while free and not ending and (job := _take(waiting)):
-                    active.append(_start(job, free.popleft()))
+                    active.append(start(job, free.popleft()))
                 if ending:
                     _ask(active)
                 tick()
@@ -105,7 +109,8 @@ def _take(waiting: deque[Job]) -> Job | None:
     return None
 
 
-def _start(job: Job, slot: Slot) -> Running:
+def start(job: Job, slot: Slot) -> Running:
+    """Starts a job's processes; `warm_up` must have been called."""
     context, port = multiprocessing.get_context("forkserver"), _free_port() if job.ranks > 1 else 0
     ranks = range(job.ranks)
     processes = [context.Process(target=_run, args=(job, r, port, slot), name=f"{job.folder.name}-{r}") for r in ranks]

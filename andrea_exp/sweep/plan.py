@@ -142,9 +142,10 @@ def _ad_hoc(swept: Mapping[str, list[Any]], fixed: Mapping[str, list[Any]]) -> S
     """Roles of a plain `-m a=1,2 b=3,4 seed=0,1`: the first field is compared, others go across, seeds repeat."""
     axes = {k: v for k, v in swept.items() if k != "seed"}
     compared = next(iter(axes), None)
-    alone = ",".join(f"{k.split('.')[-1]}={v[0]}" for k, v in fixed.items()) or "defaults"
+    computed = {k: v[0] for k, v in fixed.items() if k in GROUPS or k.split(".")[0] in IDENTITY_SECTIONS}
+    alone = ",".join(f"{k.split('.')[-1]}={v}" for k, v in computed.items()) or "defaults"
     if len(alone) > LONGEST_ARM:
-        alone = f"{len(fixed)} overrides"
+        alone = f"{len(computed)} overrides"
     arms = {_arm(compared, v): {compared: v} for v in axes.pop(compared)} if compared else {alone: {}}
     if compared and len(arms) < len(swept[compared]):
         raise UserError(f"{compared}: the same value twice")

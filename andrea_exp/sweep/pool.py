@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from andrea_exp.config import PoolConfig
+from andrea_exp.config import Device, PoolConfig
 from andrea_exp.record import INTERRUPTED, Status, lease_holder, read_json, status, write_json
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
@@ -19,6 +19,14 @@ class Stopped(Exception):
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}")
         self.number = number
+
+
+class Detached(Exception):
+    """The runs are in a cluster's hands, and nobody waits for them here."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} runs are in the queue")
+        self.count = count
 
 
 class FailedFast(Exception):
@@ -33,6 +41,7 @@ class Job:
     corpus: Path
     threads: int  # of each rank
     ranks: int = 1
+    device: Device = Device.auto  # as asked for
 
 
 class Tries:

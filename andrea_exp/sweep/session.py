@@ -14,15 +14,14 @@ from rich.live import Live
 
 from andrea_exp import data
 from andrea_exp.compose import check_overrides, parse
-from andrea_exp.config import Device, PoolConfig
+from andrea_exp.config import Device, PoolConfig, PoolKind
 from andrea_exp.errors import UserError
 from andrea_exp.index import Index
 from andrea_exp.record import Status, open_run, require_writable, run_folder
 from andrea_exp.results.choose import choose_tuned
-from andrea_exp.sweep import board
-from andrea_exp.sweep.local import run_jobs, warm_up
+from andrea_exp.sweep import board, local, ray_pool, slurm
 from andrea_exp.sweep.plan import Cell, Plan, plan_composed
-from andrea_exp.sweep.pool import FailedFast, Job, Stopped
+from andrea_exp.sweep.pool import Detached, FailedFast, Job, Stopped
 from andrea_exp.sweep.slots import slots_of, threads_of
 
 LINE_EVERY_S = 60.0
@@ -54,8 +53,14 @@ def run_sweep(composed: DictConfig, overrides: Sequence[str]) -> None:
             tried |= {cell.signature for cell in missing}
             plan, missing = planned()
         link_views(plan, records)
+    except Detached as detached:
+        console.print(f"{detached}; andrea-exp status shows how they stand, the same command prints the table")
+        sys.exit(0)
     except (KeyboardInterrupt, Stopped) as ended:
-        console.print("stopped; the same command goes on where it was")
+        on_slurm = plan.cells[0].config.pool.kind is PoolKind.slurm
+        console.print(
+            ("the jobs go on in the cluster" if on_slurm else "stopped") + "; the same command goes on from here"
+        )
         sys.exit(128 + (ended.number if isinstance(ended, Stopped) else signal.SIGINT))
     except FailedFast:
         console.print("stopped at the first failed run (pool.fail_fast=true)")
@@ -74,7 +79,8 @@ def _missing(plan: Plan, records: Path) -> list[Cell]:
 
 
 def _run_missing(plan: Plan, cells: list[Cell], records: Path, pool: PoolConfig, console: Console) -> None:
-    _require_devices(cells)
+    if pool.kind is PoolKind.local:
+        _require_devices(cells)
     require_writable(records)
     corpora: dict[tuple[str, int], Path] = {}
     with console.status("preparing the corpus"):
@@ -84,27 +90,36 @@ def _run_missing(plan: Plan, cells: list[Cell], records: Path, pool: PoolConfig,
                 corpora[needed] = data.prepare(cell.config.data, records / "corpora", needed[1])
                 if corpora[needed].name != cell.fingerprint:
                     raise UserError(f"data.path={cell.config.data.path}: the text changed since the sweep was planned")
-    warm_up()
+    if pool.kind is PoolKind.local:
+        local.warm_up()
     jobs = [
         Job(
-            open_run(records, cell.config, cell.fingerprint),
-            corpora[cell.fingerprint, cell.config.model.seq_len],
+            open_run(records, cell.config, cell.fingerprint).resolve(),
+            corpora[cell.fingerprint, cell.config.model.seq_len].resolve(),
             threads_of(cell.config),
             cell.config.train.ranks,
+            cell.config.train.device,
         )
         for cell in cells
     ]
     link_views(plan, records)
-    shares = slots_of([cell.config for cell in cells])
+    shares = slots_of([cell.config for cell in cells]) if pool.kind is PoolKind.local else []
+    at_once = min(len(shares) or pool.slots or len(cells), len(cells))
     finished = len({c.signature for c in plan.cells}) - len(cells)
     console.print(
         f"{plan.name}: {len(cells)} runs to do"
         + (f", {finished} already there" if finished else "")
-        + f"; {min(len(shares), len(cells))} at once, {_threads(jobs)} thread each, records in {records}/"
+        + f"; {at_once} at once, {_threads(jobs)} thread each, pool={pool.kind.name}, records in {records}/"
     )
-    reader = board.Reader(records, len(shares))
+    reader = board.Reader(records, at_once)
     with _display(console, lambda: reader.read(plan)) as tick:
-        run_jobs(jobs, shares, pool, tick, console.print)
+        match pool.kind:
+            case PoolKind.local:
+                local.run_jobs(jobs, shares, pool, tick, console.print)
+            case PoolKind.slurm:
+                slurm.run_jobs(jobs, pool, tick, console.print)
+            case PoolKind.ray:
+                ray_pool.run_jobs(jobs, pool, tick, console.print)
 
 
 def _threads(jobs: Sequence[Job]) -> str:

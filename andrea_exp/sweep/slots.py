@@ -68,7 +68,7 @@ def slots_of(configs: Sequence[RunConfig]) -> list[dict[str, str]]:
         groups = [",".join(found[i : i + ranks]) for i in range(0, len(found) - ranks + 1, ranks)]
         if not groups:
             raise UserError(f"train.ranks={ranks}: this machine has {len(found)} GPUs")
-        shared = [{"CUDA_VISIBLE_DEVICES": group} for _ in range(pool.runs_per_gpu) for group in groups]
+        shared = [{"CUDA_VISIBLE_DEVICES": group} for _ in range(pool.runs_per_gpu or 1) for group in groups]
         return shared[: pool.slots]
     threads = max(threads_of(c) for c in configs)
     return [{} for _ in range(pool.slots or max(1, cores() // (threads * ranks)))]
