@@ -49,7 +49,7 @@ def bench_train(overrides: Sequence[str], as_json: bool) -> int:
     if as_json:
         print(json.dumps(found, indent=2))
     else:
-        console.print(_table(found))
+        console.print(show(found))
     return 0
 
 
@@ -149,7 +149,7 @@ def _matmul_flops() -> float:
     return 20 * 2 * 512**3 / (time.perf_counter() - started)
 
 
-def _table(found: dict[str, Any]) -> Table:
+def show(found: dict[str, Any]) -> Table:
     table = Table("measure", "value", box=None)
     table.columns[1].justify = "right"
     for name, value in found.items():

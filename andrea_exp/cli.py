@@ -63,6 +63,18 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="for machines")
     board = verb("tensorboard", _tensorboard, "TensorBoard on this machine, over a sweep's runs")
     board.add_argument("--port", type=int, default=6006)
+    ahead = verb("plan", _plan, "what a sweep will cost before anything runs: runs, FLOPs, tokens, disk, time")
+    ahead.add_argument("--json", action="store_true", help="for machines")
+    verb("retry", _retry, "run those of a sweep's runs again that failed, and no others")
+    differ = verbs.add_parser("why", help="how two runs differ")
+    differ.add_argument("one", help="a signature, its beginning, or a name under records/tensorboard/")
+    differ.add_argument("other")
+    differ.add_argument("--json", action="store_true", help="for machines")
+    differ.set_defaults(run=_why)
+    drop = verbs.add_parser("forget", help="move a run to records/trash/, so that it is run anew")
+    drop.add_argument("one", metavar="run", help="a signature, its beginning, or a name under records/tensorboard/")
+    drop.add_argument("--yes", action="store_true", help="do not ask")
+    drop.set_defaults(run=_forget)
     count = verbs.add_parser("describe", help="count a model: parameters, FLOPs, bytes")
     count.add_argument(
         "name", help="a file in conf/recipe/, a run's signature, or an override such as model.n_layers=4"
@@ -76,8 +88,8 @@ def _parser() -> argparse.ArgumentParser:
     facts = verbs.add_parser("facts", help="the source texts' countable statements beside their exact values")
     facts.add_argument("--json", action="store_true", help="for machines")
     facts.set_defaults(run=_facts)
-    bench = verbs.add_parser("bench", help="measure the harness against a bare torch loop")
-    bench.add_argument("what", choices=("train",))
+    bench = verbs.add_parser("bench", help="measure the harness: against a bare torch loop, and at 10,000 runs")
+    bench.add_argument("what", choices=("train", "scale"))
     bench.add_argument("--json", action="store_true", help="for machines")
     bench.set_defaults(run=_bench)
     return parser
@@ -142,6 +154,77 @@ def _status(options: argparse.Namespace, overrides: list[str]) -> int:
             now = reader.read(plan)
 
 
+def _plan(options: argparse.Namespace, overrides: list[str]) -> int:
+    from rich.console import Console
+
+    from andrea_exp.index import Index
+    from andrea_exp.results.load import plan_of
+    from andrea_exp.sweep.forecast import forecast, render
+    from andrea_exp.sweep.slots import slots_of
+
+    plan, records = plan_of(options.name, overrides)
+    with Index(records) as index:
+        found = forecast(plan, index, len(slots_of([c.config for c in (*plan.cells, *plan.guesses)])))
+    if options.json:
+        print(json.dumps(found.as_json(), indent=2))
+    else:
+        Console().print(render(found))
+    return 0
+
+
+def _retry(options: argparse.Namespace, overrides: list[str]) -> int:
+    from andrea_exp.compose import compose
+    from andrea_exp.sweep.session import run_sweep
+
+    words = [options.name if "=" in options.name else f"sweeps={options.name}", *overrides]
+    run_sweep(compose(words), words, only_failed=True)
+    return 0
+
+
+def _records(overrides: list[str]) -> Path:
+    """The records folder of a verb that knows no other override."""
+    for word in overrides:
+        if not word.startswith("records="):
+            raise UserError(f"{word}: only records=FOLDER has a meaning here")
+    return Path(overrides[-1].partition("=")[2] if overrides else "records")
+
+
+def _why(options: argparse.Namespace, overrides: list[str]) -> int:
+    from rich.console import Console
+
+    from andrea_exp.record import find_run
+    from andrea_exp.why import render, why
+
+    one, other = (find_run(_records(overrides), word) for word in (options.one, options.other))
+    found = why(one, other)
+    if options.json:
+        print(json.dumps(found, indent=2))
+    else:
+        Console().print(render(found, one, other))
+    return 0
+
+
+def _forget(options: argparse.Namespace, overrides: list[str]) -> int:
+    from andrea_exp.record import Status, find_run, load_config, status
+    from andrea_exp.why import summary_line
+
+    records = _records(overrides)
+    folder = find_run(records, options.one)
+    if status(folder) in (Status.running, Status.queued):
+        raise UserError(f"{folder.name}: {status(folder)}; stop it first")
+    if not options.yes:
+        if not sys.stdin.isatty():
+            raise UserError(f"{folder.name}: asks before it forgets; add --yes where nobody can answer")
+        print(summary_line(folder, load_config(folder)))
+        if input("move it to the trash? [y/N] ").strip().lower() not in ("y", "yes"):
+            return 1
+    target = records / "trash" / f"{folder.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    target.parent.mkdir(exist_ok=True)
+    folder.rename(target)
+    print(f"moved to {target}; the next sweep that has it runs it anew")
+    return 0
+
+
 def _tensorboard(options: argparse.Namespace, overrides: list[str]) -> int:
     from andrea_exp.results.load import plan_of
     from andrea_exp.sweep.session import link_views
@@ -200,6 +283,10 @@ def _facts(options: argparse.Namespace, _: list[str]) -> int:
 
 
 def _bench(options: argparse.Namespace, overrides: list[str]) -> int:
+    if options.what == "scale":
+        from andrea_exp.bench_scale import bench_scale
+
+        return bench_scale(as_json=options.json)
     from andrea_exp.bench import bench_train
 
     return bench_train(overrides, as_json=options.json)

@@ -13,7 +13,7 @@ from andrea_exp import ROOT, accounting
 from andrea_exp.accounting import Decode
 from andrea_exp.config import RunConfig, as_dict
 from andrea_exp.errors import UserError, did_you_mean
-from andrea_exp.record import load_config
+from andrea_exp.record import find_run, load_config
 from andrea_exp.style import COLOURS
 from andrea_exp.sweep.plan import plan_sweep
 
@@ -44,10 +44,11 @@ def config_of(name: str, overrides: Sequence[str]) -> RunConfig:
         return plan_sweep([name, *overrides]).cells[0].config
     if name in recipes:
         return plan_sweep([f"recipe={name}", *overrides]).cells[0].config
-    records = next((o.partition("=")[2] for o in overrides if o.startswith("records=")), "records")
-    folder = Path(records) / "runs" / name
-    if not (folder / "config.json").exists():
-        raise UserError(f"{name}: neither a recipe nor a run in {records}/; {did_you_mean(name, recipes)}")
+    records = Path(next((o.partition("=")[2] for o in overrides if o.startswith("records=")), "records"))
+    try:
+        folder = find_run(records, name)
+    except UserError as error:
+        raise UserError(f"{name}: neither a recipe nor a run in {records}/; {did_you_mean(name, recipes)}") from error
     if rest := [o for o in overrides if not o.startswith("records=")]:
         raise UserError(f"{rest[0]}: a recorded run is as it ran; describe a recipe to change it")
     return load_config(folder)

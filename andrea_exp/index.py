@@ -48,6 +48,10 @@ class Index:
             self._grew = True
         return state, summary
 
+    def summaries(self) -> list[Summary]:
+        """Of all ended runs that the index knows, of whatever sweep."""
+        return [summary for _, summary in self._known.values()]
+
 
 def _mark(path: Path) -> list[int] | None:
     """What changes whenever a file does: it is only ever replaced as a whole."""

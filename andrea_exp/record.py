@@ -11,6 +11,7 @@ records/runs/<signature>/
 """
 
 import functools
+import glob
 import json
 import math
 import os
@@ -32,7 +33,7 @@ import psutil
 
 from andrea_exp import NUMERICS_VERSION, ROOT
 from andrea_exp.config import RunConfig, as_dict, from_dict
-from andrea_exp.errors import UserError
+from andrea_exp.errors import UserError, did_you_mean
 from andrea_exp.rules import identity, signature
 
 HEARTBEAT_S = 5.0
@@ -111,6 +112,24 @@ def open_run(records: Path, config: RunConfig, fingerprint: str) -> Path:
         raise UserError(f"{folder}: holds another run of the same signature; move it away")
     write_json(folder / "config.json", as_dict(config), durable=False)
     return folder
+
+
+def find_run(records: Path, word: str) -> Path:
+    """The folder of the run that a signature, the beginning of one, or a name under records/tensorboard/ means.
+
+    Raises UserError for none, and for several.
+    """
+    runs = records / "runs"
+    found = sorted(p for p in runs.glob(f"{glob.escape(word)}*") if p.is_dir()) if word else []
+    if len(found) > 1 and runs / word not in found:
+        raise UserError(f"{word}: {len(found)} runs in {records}/ begin so; give more of the signature")
+    if runs / word in found or len(found) == 1:
+        return runs / word if runs / word in found else found[0]
+    named = {link.name: link for link in sorted(records.glob("tensorboard/*/*"))}
+    if word in named:
+        return runs / named[word].readlink().parent.name
+    names = [*named, *(p.name for p in runs.glob("*"))]
+    raise UserError(f"{word}: no such run in {records}/; {did_you_mean(word, names)}")
 
 
 def require_writable(records: Path) -> None:

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -144,6 +145,7 @@ def _run(job: Job, rank: int, port: int, slot: Slot) -> None:
         signal.SIGHUP, signal.SIG_IGN
     )  # a terminal that closes ends the pool, and its runs go on to their end
     os.environ.update(slot)
+    sys.argv[:] = job.command or sys.argv
     if job.ranks > 1:
         place = {"LOCAL_RANK": rank, "NODE_RANK": 0, "WORLD_SIZE": job.ranks, "MASTER_PORT": port}
         os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")

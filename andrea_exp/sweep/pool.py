@@ -42,6 +42,7 @@ class Job:
     threads: int  # of each rank
     ranks: int = 1
     device: Device = Device.auto  # as asked for
+    command: tuple[str, ...] = ()  # that the user gave: elsewhere sys.argv is a worker's
 
 
 class Tries:

@@ -28,8 +28,8 @@ LINE_EVERY_S = 60.0
 LOOKING_SHARE = 20  # times as long as a look at all runs took is waited for the next: they may be ten thousand
 
 
-def run_sweep(composed: DictConfig, overrides: Sequence[str]) -> None:
-    """Runs every missing cell of a composed sweep, then prints its table.
+def run_sweep(composed: DictConfig, overrides: Sequence[str], only_failed: bool = False) -> None:
+    """Runs every missing cell of a composed sweep, or those alone that failed, then prints its table.
 
     Ends the process with 1 where a run failed, with 128 + the signal where one asked to stop (130 on Ctrl-C).
     Raises UserError for bad input.
@@ -44,7 +44,8 @@ def run_sweep(composed: DictConfig, overrides: Sequence[str]) -> None:
     def planned() -> tuple[Plan, list[Cell]]:
         """The plan as the tuning stands, and what is left of it; a run that failed is tried once a command."""
         plan = plan_composed(composed, parsed, choose_tuned(records), fingerprints)
-        return plan, [cell for cell in _missing(plan, records) if cell.signature not in tried]
+        left = [cell for cell in _missing(plan, records, only_failed) if cell.signature not in tried]
+        return plan, left
 
     plan, missing = planned()
     try:
@@ -71,11 +72,12 @@ def run_sweep(composed: DictConfig, overrides: Sequence[str]) -> None:
     sys.exit(_report_failures(plan, records, console))
 
 
-def _missing(plan: Plan, records: Path) -> list[Cell]:
+def _missing(plan: Plan, records: Path, only_failed: bool = False) -> list[Cell]:
     """Cells left to run, each signature once."""
     cells = {c.signature: c for c in plan.cells}
     with Index(records) as index:
-        return [c for c in cells.values() if not index.look(c.signature)[0].finished]
+        states = {sig: index.look(sig)[0] for sig in cells}
+    return [c for s, c in cells.items() if not states[s].finished and not (only_failed and states[s] != Status.failed)]
 
 
 def _run_missing(plan: Plan, cells: list[Cell], records: Path, pool: PoolConfig, console: Console) -> None:
@@ -99,6 +101,7 @@ def _run_missing(plan: Plan, cells: list[Cell], records: Path, pool: PoolConfig,
             threads_of(cell.config),
             cell.config.train.ranks,
             cell.config.train.device,
+            tuple(sys.argv),
         )
         for cell in cells
     ]

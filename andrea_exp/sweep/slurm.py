@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,6 +38,7 @@ class Task:
         from andrea_exp import stop
         from andrea_exp.run import execute
 
+        sys.argv[:] = self.job.command or sys.argv
         rank = int(os.environ.get("SLURM_PROCID", "0"))
         if self.job.ranks > 1:
             os.environ.update(_place(rank, self.job.ranks))
