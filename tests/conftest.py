@@ -47,7 +47,11 @@ def make(*overrides: str) -> RunConfig:
 @pytest.fixture(scope="session")
 def corpus_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of small text files with some structure to learn."""
-    folder = tmp_path_factory.mktemp("text")
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "text")
+
+
+def write_corpus(folder: Path) -> Path:
+    folder.mkdir()
     words = ["stream", "norm", "block", "branch", "residual", "gate", "depth", "width", "the", "of", "and"]
     for document in range(24):
         picks = (words[(i * i + 3 * i * document + document) % len(words)] for i in range(400))

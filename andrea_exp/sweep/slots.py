@@ -1,5 +1,6 @@
 """How a machine is shared among runs: how many at once, with how many threads or which GPU each."""
 
+import functools
 import os
 import shutil
 import subprocess
@@ -18,6 +19,11 @@ BASE_BYTES = 400 * 2**20
 def cores() -> int:
     """Those that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@functools.cache
+def _memory() -> int:
+    return psutil.virtual_memory().total
 
 
 def gpus() -> list[str]:
@@ -42,7 +48,7 @@ def threads_of(config: RunConfig) -> int:
     """
     if config.pool.threads:
         return config.pool.threads
-    fit = psutil.virtual_memory().total // (run_bytes(config) * config.train.ranks)
+    fit = _memory() // (run_bytes(config) * config.train.ranks)
     return max(1, cores() // max(1, fit * config.train.ranks))
 
 
