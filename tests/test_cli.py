@@ -15,6 +15,8 @@ import pytest
 from conftest import andrea
 
 from andrea_exp import cli
+from andrea_exp.accounting import flops_per_token
+from andrea_exp.sweep.plan import plan_sweep
 
 SWEEP = """\
 # @package _global_
@@ -234,3 +236,96 @@ def test_two_launches_at_once_run_each_cell_once(corpus_path: Path, tmp_path: Pa
     assert "Traceback" not in "".join(outputs)
     assert {s: len(times) for s, times in seen.items()} == dict.fromkeys(summaries(tmp_path), 1)
     assert len(seen) == 8
+
+
+# Looking ahead, back, and away
+
+
+def run_of(here: Path, slug: str) -> str:
+    return (here / "records/tensorboard/tiny" / slug).readlink().parent.name
+
+
+def test_plan_counts_what_is_left_before_and_after(here: Path, capsys: pytest.CaptureFixture[str]):
+    whole = json.loads(printed(capsys, "plan", "tiny", "--json"))
+    assert [(r["arm"], r["purpose"], r["runs"], r["done"]) for r in whole["rows"]] == [
+        ("pre", "report", 4, 4),
+        ("post", "report", 4, 4),
+    ]
+    assert whole["seconds"] == whole["disk_bytes"] == 0
+    more = json.loads(printed(capsys, "plan", "tiny", "seed=0,1,2,3,4", "--json"))
+    assert [(r["runs"], r["done"]) for r in more["rows"]] == [(10, 4), (10, 4)]
+    config = plan_sweep(["sweeps=tiny"]).cells[0].config
+    tokens = 6 * 20 * 4 * 16
+    assert [r["tokens"] for r in more["rows"]] == [tokens, tokens]
+    assert more["rows"][0]["flops"] == tokens * flops_per_token(config.model)
+    assert "measured on 8 runs of this sweep" in more["speed_from"]
+    assert more["seconds"] > 0
+    text = printed(capsys, "plan", "tiny", "seed=0,1,2,3,4")
+    assert "12 of 20 runs are left" in text
+
+
+def test_plan_guesses_a_speed_where_nothing_ran_yet(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    found = json.loads(printed(capsys, "plan", "norm_type", f"records={tmp_path / 'none'}", "--json"))
+    assert "estimated" in found["speed_from"]
+    assert 1e9 < found["flops_per_s"] < 1e13
+    assert found["waiting"] == sum(r["runs"] for r in found["rows"] if r["purpose"] == "report")
+    assert not (tmp_path / "none").exists()
+
+
+def test_why_names_the_fields_in_which_two_runs_differ(here: Path, capsys: pytest.CaptureFixture[str]):
+    one, other = run_of(here, "pre,warmup_steps=0,seed=0"), "post,warmup_steps=4,seed=0"
+    found = json.loads(printed(capsys, "why", one, other, "--json"))
+    differing = {name: tuple(values) for name, values in found["computes"].items()}
+    assert (
+        differing.items()
+        >= {
+            "model.norm_placement": ("pre", "post"),
+            "model.final_norm": (True, False),
+            "optim.warmup_steps": (0, 4),
+        }.items()
+    )
+    assert "seed" not in differing
+    assert "val/loss" in found["gave"]
+    assert "model.norm_placement" in printed(capsys, "why", one[:12], other)
+    same = json.loads(printed(capsys, "why", one, one, "--json"))
+    assert same == {"computes": {}, "ran": {}, "gave": {}}
+
+
+def test_a_forgotten_run_lies_in_the_trash_and_runs_anew(here: Path, capsys: pytest.CaptureFixture[str]):
+    before, slug = summaries(here), "pre,warmup_steps=0,seed=0"
+    run = run_of(here, slug)
+    assert cli.main(["forget", slug]) == 2  # nobody is there to ask
+    assert "--yes" in capsys.readouterr().err
+    assert summaries(here) == before
+    printed(capsys, "forget", slug, "--yes")
+    (trashed,) = (here / "records/trash").iterdir()
+    assert trashed.name.startswith(run)
+    assert (trashed / "metrics.jsonl").exists()
+    assert json.loads(printed(capsys, "status", "tiny", "--json"))["counts"] == {"done": 7, "missing": 1}
+    assert "1 runs to do" in andrea("sweep", "tiny", cwd=here).stdout
+    after = summaries(here)
+    assert after.keys() == before.keys()
+    assert {sig for sig in after if after[sig] != before[sig]} == {run}
+
+
+@pytest.mark.parametrize("spoilt", ["missing", "broken", "stale"])
+def test_the_index_of_runs_is_made_anew_where_it_is_missing_or_wrong(
+    spoilt: str, here: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = here / "records/index.json"
+    fresh = printed(capsys, "status", "tiny", "--json")
+    assert len(json.loads(path.read_text())) == 8
+    run = run_of(here, "pre,warmup_steps=0,seed=0")
+    if spoilt == "missing":
+        path.unlink()
+    elif spoilt == "broken":
+        path.write_text('{"half')
+    else:
+        known = json.loads(path.read_text())
+        known[run][1]["val/loss"] = 99.0
+        known[run][0][0] += 1
+        path.write_text(json.dumps(known))
+    assert printed(capsys, "status", "tiny", "--json") == fresh
+    assert json.loads(path.read_text())[run][1]["val/loss"] != 99.0

@@ -2,11 +2,22 @@
 
 import subprocess
 import sys
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
+
+
+def test_malicious_releases_are_not_installed():
+    """Lightning 2.6.2 and 2.6.3 were (Lightning-AI/pytorch-lightning 21691)."""
+    requires = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    (lightning,) = (Requirement(r).specifier for r in requires if Requirement(r).name == "lightning")
+    assert not any(lightning.contains(bad) for bad in ("2.6.2", "2.6.3"))
+    assert lightning.contains(metadata.version("lightning"))
 
 
 @pytest.mark.slow

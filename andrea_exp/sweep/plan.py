@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydra.core.override_parser.types import Override, QuotedString
+from hydra.core.override_parser.types import Glob, Override, QuotedString
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from andrea_exp import data
+from andrea_exp import ROOT, data
 from andrea_exp.compose import compose, explain, parse, set_field
 from andrea_exp.config import RunConfig, SweepConfig, copy_config
 from andrea_exp.errors import UserError, did_you_mean
@@ -122,6 +122,13 @@ def _bare(composed: DictConfig) -> tuple[DictConfig, SweepConfig | None]:
 
 
 def _sweep_values(override: Override) -> list[Any]:
+    if isinstance(override.value(), Glob):
+        group = override.key_or_group
+        choices = sorted(p.stem for p in (ROOT / group).glob("*.yaml")) or sorted(
+            p.stem for p in (ROOT / "conf" / group).glob("*.yaml")
+        )
+        why = "a command runs one sweep" if group == "sweeps" else "a pattern would change with the folder"
+        raise UserError(f"{override.input_line}: {why}; name what to run: {', '.join(choices)}")
     if not override.is_discrete_sweep():
         raise UserError(f"{override.input_line}: an interval has no values to run; list them")
     return [_unquoted(value) for value in override.sweep_iterator()]
