@@ -6,7 +6,7 @@ VENV ?= .venv
 TORCH_INDEX ?=
 PIP_INSTALL = $(VENV)/bin/pip install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo notebook test test-all lint format clean
+.PHONY: demo notebook test test-all reliability lint format clean
 
 demo: $(VENV)/installed
 	$(VENV)/bin/andrea-exp sweep demo
@@ -20,6 +20,9 @@ test: $(VENV)/installed-dev
 
 test-all: $(VENV)/installed-dev
 	$(VENV)/bin/pytest
+
+reliability: $(VENV)/installed-dev
+	$(VENV)/bin/python tests/reliability.py
 
 lint: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check .

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from andrea_exp.errors import UserError, refuse_words
+from andrea_exp.errors import UserError, of_the_machine, refuse_words
 
 # What TensorBoard shows first: its own order is the alphabet's.
 PINNED = ("val/loss", "train/loss", "grad_norm/total", "clip/coef")
@@ -37,6 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # a reader such as `head` has seen enough
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if (told := of_the_machine(error)) is None:
+            raise
+        print(f"andrea-exp: {told}", file=sys.stderr)
+        return 1
 
 
 class _Parser(argparse.ArgumentParser):
@@ -128,12 +133,16 @@ def _status(options: argparse.Namespace, overrides: list[str]) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    from andrea_exp.record import Status
+    from andrea_exp.config import PoolKind
+    from andrea_exp.record import Status, run_folder
     from andrea_exp.results.load import plan_of
     from andrea_exp.sweep import board
     from andrea_exp.sweep.slots import slots_of
+    from andrea_exp.sweep.slurm import forget_gone
 
     plan, records = plan_of(options.name, overrides)
+    if plan.cells[0].config.pool.kind is PoolKind.slurm:
+        forget_gone(run_folder(records, c.signature) for c in plan.cells)
     reader = board.Reader(records, len(slots_of([cell.config for cell in plan.cells])))
     now = reader.read(plan)
     if options.json:

@@ -1,5 +1,6 @@
 """The one kind of error that is the user's to mend: printed as a single line, exit code 2."""
 
+import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import NoReturn
@@ -7,6 +8,14 @@ from typing import NoReturn
 
 class UserError(Exception):
     """Something the user asked for cannot be had; the message says what, where, and what would do."""
+
+
+def of_the_machine(error: OSError) -> str | None:
+    """One line for an error that is no fault of the code: a disk that is full or read-only, a missing permission."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE):
+        return None
+    where = f": {error.filename}" if error.filename else ""
+    return f"{error.strerror}{where}; nothing that was recorded is lost, the same command goes on from here"
 
 
 def did_you_mean(wrong: object, valid: Iterable[str]) -> str:

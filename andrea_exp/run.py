@@ -264,7 +264,7 @@ def _cpu_name() -> str:
 
 def _own_output(path: Path) -> None:
     """Everything the process prints, from C too, goes to the run's own log."""
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
         os.dup2(log, stream.fileno())

@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from andrea_exp.compose import CONF, explain
-from andrea_exp.errors import UserError, refuse_words
+from andrea_exp.errors import UserError, of_the_machine, refuse_words
 
 MULTIRUN = ("-m", "--multirun")
 SHOWS_ONLY = ("--help", "-h", "--hydra-help", "--version", "--info", "-i", "--shell-completion", "-sc")
@@ -53,6 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(explain(error))
     except KeyboardInterrupt:
         return 130
+    except OSError as error:
+        if (told := of_the_machine(error)) is None:
+            raise
+        print(f"andrea-exp: {told}", file=sys.stderr)
+        return 1
     return 0
 
 

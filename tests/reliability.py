@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import psutil
@@ -103,8 +103,20 @@ def within_runs(bench: Bench) -> Result:
 
 
 def kills(bench: Bench, name: str, times: int, victims: Callable[[psutil.Process], list[psutil.Process]]) -> Result:
-    """Starts a sweep again and again, and kills -9 some of its processes at random moments, until it is done."""
-    sweep, chance, done = bench.sweep(name), random.Random(name), 0
+    """Kills -9 processes of sweeps at random moments and gives the command again until each is done."""
+    chance, total = random.Random(name), Result(name)
+    while total.faults < times:
+        sweep = bench.sweep(f"{name} {total.faults}")
+        done = _killed_until_done(sweep, times - total.faults, chance, victims)
+        found = bench.judge(name, sweep, done)
+        total = Result(name, *(a + b for a, b in zip(astuple(total)[1:], astuple(found)[1:], strict=True)))
+    return total
+
+
+def _killed_until_done(
+    sweep: Sweep, times: int, chance: random.Random, victims: Callable[[psutil.Process], list[psutil.Process]]
+) -> int:
+    done = 0
     while True:
         process = sweep.start()
         while done < times and process.poll() is None:
@@ -113,7 +125,7 @@ def kills(bench: Bench, name: str, times: int, victims: Callable[[psutil.Process
                 done += sum(map(_kill, victims(psutil.Process(process.pid))))
         process.communicate(timeout=300)
         if process.returncode == 0:
-            return bench.judge(name, sweep, done)
+            return done
 
 
 def _kill(process: psutil.Process) -> bool:
@@ -174,6 +186,7 @@ def full_disk(bench: Bench) -> Result:
     with small_disk(sweep.folder, "1m"):
         out = sweep.run(check=1)
         assert "No space left" in out, out
+        assert "Traceback" not in out, out
         remount(sweep.folder, "size=100m")
         sweep.run()
         return bench.judge("disk full", sweep, 1)

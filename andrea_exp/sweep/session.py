@@ -55,7 +55,8 @@ def run_sweep(composed: DictConfig, overrides: Sequence[str], only_failed: bool 
             plan, missing = planned()
         link_views(plan, records)
     except Detached as detached:
-        console.print(f"{detached}; andrea-exp status shows how they stand, the same command prints the table")
+        then = " and submits the runs that wait for these" if plan.waiting else ""
+        console.print(f"{detached}; andrea-exp status shows how they stand, the same command prints the table{then}")
         sys.exit(0)
     except (KeyboardInterrupt, Stopped) as ended:
         on_slurm = plan.cells[0].config.pool.kind is PoolKind.slurm
