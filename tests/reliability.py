@@ -106,7 +106,7 @@ def kills(bench: Bench, name: str, times: int, victims: Callable[[psutil.Process
     """Kills -9 processes of sweeps at random moments and gives the command again until each is done."""
     chance, total = random.Random(name), Result(name)
     while total.faults < times:
-        sweep = bench.sweep(f"{name} {total.faults}")
+        sweep = bench.sweep(f"{name}, after {total.runs} runs")
         done = _killed_until_done(sweep, times - total.faults, chance, victims)
         found = bench.judge(name, sweep, done)
         total = Result(name, *(a + b for a, b in zip(astuple(total)[1:], astuple(found)[1:], strict=True)))

@@ -3,6 +3,7 @@
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,14 +86,8 @@ def _run_missing(plan: Plan, cells: list[Cell], records: Path, pool: PoolConfig,
     if pool.kind is PoolKind.local:
         _require_devices(cells)
     require_writable(records)
-    corpora: dict[tuple[str, int], Path] = {}
     with console.status("preparing the corpus"):
-        for cell in cells:
-            needed = (cell.fingerprint, cell.config.model.seq_len)
-            if needed not in corpora:
-                corpora[needed] = data.prepare(cell.config.data, records / "corpora", needed[1])
-                if corpora[needed].name != cell.fingerprint:
-                    raise UserError(f"data.path={cell.config.data.path}: the text changed since the sweep was planned")
+        corpora = _prepare(cells, records)
     if pool.kind is PoolKind.local:
         local.warm_up()
     jobs = [
@@ -107,13 +102,30 @@ def _run_missing(plan: Plan, cells: list[Cell], records: Path, pool: PoolConfig,
         for cell in cells
     ]
     link_views(plan, records)
+    _carry(plan, jobs, cells, records, pool, console)
+
+
+def _prepare(cells: list[Cell], records: Path) -> dict[tuple[str, int], Path]:
+    """The token folder of each text and window length."""
+    corpora: dict[tuple[str, int], Path] = {}
+    for cell in cells:
+        needed = (cell.fingerprint, cell.config.model.seq_len)
+        if needed not in corpora:
+            corpora[needed] = data.prepare(cell.config.data, records / "corpora", needed[1])
+            if corpora[needed].name != cell.fingerprint:
+                raise UserError(f"data.path={cell.config.data.path}: the text changed since the sweep was planned")
+    return corpora
+
+
+def _carry(plan: Plan, jobs: list[Job], cells: list[Cell], records: Path, pool: PoolConfig, console: Console) -> None:
+    """Hands jobs to the pool, and shows how they stand meanwhile."""
     shares = slots_of([cell.config for cell in cells]) if pool.kind is PoolKind.local else []
     at_once = min(len(shares) or pool.slots or len(cells), len(cells))
     finished = len({c.signature for c in plan.cells}) - len(cells)
     console.print(
         f"{plan.name}: {len(cells)} runs to do"
         + (f", {finished} already there" if finished else "")
-        + f"; {at_once} at once, {_threads(jobs)} thread each, pool={pool.kind.name}, records in {records}/"
+        + f"; {at_once} at once, {_threads(jobs)} each, pool={pool.kind.name}, records in {records}/"
     )
     reader = board.Reader(records, at_once)
     with _display(console, lambda: reader.read(plan)) as tick:
@@ -128,7 +140,9 @@ def _run_missing(plan: Plan, cells: list[Cell], records: Path, pool: PoolConfig,
 
 def _threads(jobs: Sequence[Job]) -> str:
     counts = sorted({job.threads for job in jobs})
-    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    if counts == [1]:
+        return "1 thread"
+    return f"{counts[0]} threads" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} threads"
 
 
 def _require_devices(cells: list[Cell]) -> None:
@@ -190,12 +204,17 @@ def link_views(plan: Plan, records: Path) -> Path:
 
 
 def _report_failures(plan: Plan, records: Path, console: Console) -> int:
+    """Says what failed and where to look, and what else is not done; returns the exit code."""
     index = Index(records)
-    failed = [c for c in plan.cells if index.look(c.signature)[0] is Status.failed]
-    for cell in failed:
+    states = {c.signature: index.look(c.signature)[0] for c in plan.cells}
+    for cell in {c.signature: c for c in plan.cells if states[c.signature] is Status.failed}.values():
         folder = run_folder(records, cell.signature)
         note = (folder / "traceback.txt") if (folder / "traceback.txt").exists() else (folder / "log.txt")
         console.print(f"failed: {cell.label}; see {note}", markup=False, soft_wrap=True)
+    open_ = Counter(str(s) for s in states.values() if not s.finished and s is not Status.failed)
+    if open_:
+        counts = ", ".join(f"{count} {state}" for state, count in open_.items())
+        console.print(f"not done: {counts}; the same command goes on from here", soft_wrap=True)
     if plan.waiting:
         console.print(f"{plan.waiting} runs wait for tuning runs that have not ended", soft_wrap=True)
-    return 1 if _missing(plan, records) or plan.waiting else 0
+    return 1 if plan.waiting or not all(s.finished for s in states.values()) else 0
