@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     facts.add_argument("--json", action="store_true", help="for machines")
     facts.set_defaults(run=_facts)
     bench = verbs.add_parser("bench", help="measure the harness: against a bare torch loop, and at 10,000 runs")
-    bench.add_argument("what", choices=("train", "scale"))
+    bench.add_argument("what", choices=("train", "slots", "scale"))
     bench.add_argument("--json", action="store_true", help="for machines")
     bench.set_defaults(run=_bench)
     return parser
@@ -292,6 +292,10 @@ def _facts(options: argparse.Namespace, _: list[str]) -> int:
 
 
 def _bench(options: argparse.Namespace, overrides: list[str]) -> int:
+    if options.what == "slots":
+        from andrea_exp.bench_slots import bench_slots
+
+        return bench_slots(as_json=options.json)
     if options.what == "scale":
         from andrea_exp.bench_scale import bench_scale
 
