@@ -1,16 +1,17 @@
 """Records into tidy pandas frames. Which runs belong to a sweep follows from planning it again."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from andrea_exp.compose import compose
-from andrea_exp.index import Index
-from andrea_exp.record import read_metrics, run_folder
+from andrea_exp.index import Index, Summary
+from andrea_exp.record import Status, read_metrics, run_folder
 from andrea_exp.results.choose import choose_tuned
-from andrea_exp.sweep.plan import Cell, Plan, Values, plan_sweep
+from andrea_exp.sweep.plan import Cell, Plan, plan_sweep
 
 SUMMARY = {
     "val_loss": "val/loss",
@@ -21,6 +22,8 @@ SUMMARY = {
     "unigram_loss": "unigram_loss",
     "grad_norm_median": "grad_norm/median",
     "grad_norm_max": "grad_norm/max",
+    "grad_norm_first_block": "grad_norm/first_block",
+    "grad_norm_last_block": "grad_norm/last_block",
     "clip_fraction": "clip/fraction",
     "spikes": "spikes",
     "steps": "steps",
@@ -31,6 +34,19 @@ SUMMARY = {
     "flops_per_token": "flops_per_token",
     "threads": "threads",
 }
+
+
+@dataclass(frozen=True)
+class Run:
+    """A planned cell and what is recorded of it."""
+
+    cell: Cell
+    status: Status
+    summary: Summary
+
+    def number(self, column: str) -> float | None:
+        """A number of `SUMMARY`; None where the run has none, also because an older version did not write it."""
+        return self.summary.get(SUMMARY[column])
 
 
 def plan_of(name: str, overrides: Sequence[str] = ()) -> tuple[Plan, Path]:
@@ -57,9 +73,14 @@ def load_metrics(name: str, overrides: Sequence[str] = ()) -> pd.DataFrame:
     return metrics_frame(*plan_of(name, overrides))
 
 
-def runs_frame(plan: Plan, records: Path) -> pd.DataFrame:
+def read_runs(plan: Plan, records: Path) -> list[Run]:
+    """What is recorded of each planned cell, in the plan's order."""
     with Index(records) as index:
-        frame = pd.DataFrame([_run_row(cell, index) for cell in plan.cells])
+        return [Run(cell, *index.look(cell.signature)) for cell in plan.cells]
+
+
+def runs_frame(plan: Plan, records: Path) -> pd.DataFrame:
+    frame = pd.DataFrame([_run_row(run) for run in read_runs(plan, records)])
     numbers = list(SUMMARY)
     frame[numbers] = frame[numbers].astype("float64")
     return frame
@@ -81,27 +102,26 @@ def metrics_frame(plan: Plan, records: Path, prefixes: Sequence[str] = ("",)) ->
     return frame
 
 
-def select(frame: pd.DataFrame, arm: str, column: Values) -> pd.DataFrame:
-    """The rows of one arm in one column; a column's value may be null."""
-    chosen = frame["arm"] == arm
-    for key, value in column.items():
-        chosen &= frame[key].isna() if value is None else frame[key] == value
-    return frame[chosen]
+def by_place(plan: Plan, frame: pd.DataFrame) -> dict[tuple[str, int], pd.DataFrame]:
+    """A frame's rows by arm and number of column, in one pass; only places that have rows."""
+    number = {repr(column): i for i, column in enumerate(plan.columns)}
+    column_of = {cell.label: number[repr(cell.column)] for cell in plan.cells}
+    places = frame.groupby(["arm", frame["label"].map(column_of).rename("place")], sort=False)
+    return {(str(arm), int(place)): rows for (arm, place), rows in places}
 
 
 def _roles(cell: Cell) -> dict[str, Any]:
     return {"label": cell.label, "arm": cell.arm, **cell.column, **cell.tuned, **cell.repeat}
 
 
-def _run_row(cell: Cell, index: Index) -> dict[str, Any]:
-    state, summary = index.look(cell.signature)
-    diverged = summary.get("diverged") or {}
+def _run_row(run: Run) -> dict[str, Any]:
+    diverged = run.summary.get("diverged") or {}
     return {
-        **_roles(cell),
-        "purpose": cell.purpose,
-        "signature": cell.signature,
-        "status": str(state),
+        **_roles(run.cell),
+        "purpose": run.cell.purpose,
+        "signature": run.cell.signature,
+        "status": str(run.status),
         "diverged": diverged.get("kind"),
         "diverged_step": diverged.get("step"),
-        **{column: summary.get(key) for column, key in SUMMARY.items()},
+        **{column: run.number(column) for column in SUMMARY},
     }
