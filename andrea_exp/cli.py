@@ -98,13 +98,13 @@ def _sweep(options: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _table(options: argparse.Namespace, overrides: list[str]) -> int:
-    from andrea_exp.results import formats
+    from andrea_exp.results import formats, layout
     from andrea_exp.results.load import plan_of
     from andrea_exp.results.table import ablation_table
 
-    columns = tuple(formats.COLUMNS) if options.full else None
+    columns = tuple(layout.COLUMNS) if options.full else None
     if options.columns:
-        columns = formats.columns_of(options.columns.split(","))
+        columns = layout.columns_of(options.columns.split(","))
     plan, records = plan_of(options.name, overrides)
     made = ablation_table(plan, records)
     if not any(cell.done + cell.diverged for cell in made.cells):

@@ -18,7 +18,7 @@ from andrea_exp.record import MetricsWriter, run_folder, write_json
 from andrea_exp.results import load_metrics, load_runs, loss_curves, plan_of
 from andrea_exp.results.figures import save_figures
 from andrea_exp.results.formats import print_table, to_csv, to_json, to_markdown
-from andrea_exp.results.load import runs_frame
+from andrea_exp.results.frames import runs_frame
 from andrea_exp.results.table import AblationTable, TableCell, ablation_table
 from andrea_exp.sweep.plan import Cell, Plan, plan_sweep
 

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from andrea_exp.results.load import by_place, metrics_frame
+from andrea_exp.results.frames import frames_by_place, metrics_frame
 from andrea_exp.style import COLOURS, STYLE
 from andrea_exp.sweep.plan import Plan, shown
 
@@ -24,7 +24,7 @@ def loss_curves(plan: Plan, records: Path) -> Figure:
     """
     frame = metrics_frame(plan, records, ["train/loss"]).dropna(subset=["value"])
     figure, panels = _panels(plan, "optimizer step", "training loss (nats a token)")
-    places = by_place(plan, frame)
+    places = frames_by_place(plan, frame)
     for place, panel in enumerate(panels):
         for colour, arm in zip(_cycle(COLOURS), plan.arms, strict=False):
             runs = places.get((arm, place), frame[:0])
@@ -50,7 +50,7 @@ def gradient_norms_by_depth(plan: Plan, records: Path) -> Figure:
     frame = frame[(frame["step"] > 0) | (last == 0)]  # step 0 has another batch: it serves untrained runs alone
     frame = frame.assign(block=frame["metric"].str.extract(r"block_(\d+)/", expand=False).astype(int))
     figure, panels = _panels(plan, "block", "gradient norm of the MLP")
-    places = by_place(plan, frame)
+    places = frames_by_place(plan, frame)
     for place, panel in enumerate(panels):
         for colour, arm in zip(_cycle(COLOURS), plan.arms, strict=False):
             runs = places.get((arm, place), frame[:0])
