@@ -10,64 +10,20 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from by_hand import ARMS, RECORDS, WORDS, only, plan, record, record_arms, strict
 from conftest import TINY, make
 from scipy import stats
 
 from andrea_exp.config import formula
-from andrea_exp.record import MetricsWriter, run_folder, write_json
-from andrea_exp.results import load_metrics, load_runs, loss_curves, plan_of
+from andrea_exp.record import MetricsWriter, run_folder
+from andrea_exp.results import load_metrics, load_runs, loss_curves
 from andrea_exp.results.figures import save_figures
-from andrea_exp.results.formats import print_table, to_csv, to_json, to_markdown
+from andrea_exp.results.formats import to_csv, to_json, to_markdown
 from andrea_exp.results.frames import runs_frame
-from andrea_exp.results.table import AblationTable, TableCell, ablation_table
-from andrea_exp.sweep.plan import Cell, Plan, plan_sweep
+from andrea_exp.results.table import ablation_table
+from andrea_exp.sweep.plan import Plan, plan_sweep
 
-ARMS = {p: {"model.norm_placement": p} for p in ("pre", "post", "none")}
-RECORDS = Path("records")
-WORDS = [*TINY, "data.corpus=sotu"]
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def plan(compare: dict[str, Any] = ARMS, **roles: Any) -> Plan:
-    """The plan of a sweep file with these roles, planned anew from whatever records there are."""
-    spec = {"question": "Does it?", "baseline": next(iter(compare)), "compare": compare}
-    spec |= {"across": {}, "tune": {}, "repeat": {"seed": [0, 1, 2]}, **roles}
-    Path("sweeps").mkdir(exist_ok=True)
-    Path("sweeps/tiny.yaml").write_text(f"# @package _global_\n{json.dumps({'sweep': spec})}\n")
-    return plan_of("tiny", WORDS)[0]
-
-
-def record(cell: Cell, outcome: float | str, **more: Any) -> None:
-    """A run's summary as the trainer writes it: done with a loss, diverged in a way, or another status."""
-    folder = run_folder(RECORDS, cell.signature)
-    folder.mkdir(parents=True, exist_ok=True)
-    summary: dict[str, Any] = {"parameters": 1234, "grad_norm/median": 1.5, "grad_norm/max": 2.5, "threads": 1}
-    if isinstance(outcome, float):
-        summary |= {"status": "done", "diverged": None, "val/loss": outcome, "val/bits_per_byte": outcome / 2}
-    elif outcome in ("stuck", "above start", "non-finite"):
-        loss = None if outcome == "non-finite" else 3.2
-        summary |= {"status": "diverged", "diverged": {"kind": outcome, "step": 6}, "val/loss": loss}
-    else:
-        summary = {"status": outcome, "reason": "by hand"}
-    write_json(folder / "summary.json", {**summary, **more})
-
-
-def record_arms(planned: Plan, outcomes: dict[str, list[float | str | None]]) -> AblationTable:
-    """Records outcomes arm by arm, in the order of the plan's cells (None: no run), and returns the table."""
-    for arm, results in outcomes.items():
-        for cell, outcome in zip((c for c in planned.cells if c.arm == arm), results, strict=True):
-            if outcome is not None:
-                record(cell, outcome)
-    return ablation_table(planned, RECORDS)
-
-
-def only(table: AblationTable, arm: str) -> TableCell:
-    (cell,) = (c for c in table.cells if c.arm == arm)
-    return cell
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 # Means, spreads, differences
@@ -285,69 +241,6 @@ def test_null_can_be_the_best_value():
     cells = strict(to_json(ablation_table(planned, RECORDS)))["cells"]
     assert [c["tuned"] for c in cells] == [{"optim.clip": None}] * 3
     assert [c["done"] for c in cells] == [2] * 3
-
-
-# Formats
-
-
-def strict(text: str) -> Any:
-    """Parses JSON and refuses NaN and Infinity, which JSON does not have."""
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} in JSON")
-
-    return json.loads(text, parse_constant=refuse)
-
-
-def awkward_table() -> AblationTable:
-    """Values without a short decimal form, odd names, a diverged arm, a missing one."""
-    arms = {
-        "a|b": {"optim.lr": 0.1},
-        "c,d\ne": {"optim.lr": 0.2},
-        'say "x"': {"optim.lr": 0.3},
-        "gone": {"optim.lr": 1},
-    }
-    thirds: list[float | str | None] = [1 / 3, 2 / 3, 10 / 3]
-    return record_arms(plan(arms), {"a|b": thirds, "c,d\ne": [0.1 + 0.2, 1e-17, 2.0], 'say "x"': ["non-finite"] * 3})
-
-
-def test_csv_keeps_every_number_exactly():
-    table = awkward_table()
-    frame = pd.read_csv(io.StringIO(to_csv(table)), float_precision="round_trip")
-    assert list(frame["arm"]) == [c.arm for c in table.cells]
-    for name in ("loss_mean", "loss_sd", "loss_median", "difference", "ci_low", "ci_high", "grad_norm_max"):
-        found = [None if pd.isna(v) else float(v) for v in frame[name]]
-        assert found == [getattr(c, name) for c in table.cells], name
-    assert [s.split() for s in frame["signatures"]] == [c.signatures for c in table.cells]
-
-
-def test_json_keeps_every_number_exactly_and_is_strict():
-    table = awkward_table()
-    parsed = strict(to_json(table))
-    for cell, found in zip(table.cells, parsed["cells"], strict=True):
-        assert {k: found[k] for k in ("arm", "loss_mean", "difference", "ci_low", "kinds", "signatures")} == {
-            k: getattr(cell, k) for k in ("arm", "loss_mean", "difference", "ci_low", "kinds", "signatures")
-        }
-    assert parsed["baseline"] == "a|b"
-
-
-def test_markdown_is_one_table_whatever_the_names():
-    lines = to_markdown(awkward_table()).splitlines()
-    rows = [line for line in lines if line.startswith("|")]
-    assert len(rows) == 2 + 4  # heading, rule, arms
-    assert {row.replace("\\|", "").count("|") for row in rows} == {4}
-    assert "a\\|b" in rows[2]
-
-
-def test_a_table_of_many_columns_is_printed_whole_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]):
-    planned = plan(across={"optim.warmup_steps": list(range(14))})
-    for i, cell in enumerate(planned.cells):
-        record(cell, 2.0 + i)
-    print_table(ablation_table(planned, RECORDS))
-    out = capsys.readouterr().out
-    assert [w for w in range(14) if f"warmup_steps={w}" not in out] == []
-    assert out.count(" ± ") >= 3 * 14
-    assert "…" not in out
 
 
 # Figures and metrics

@@ -93,7 +93,7 @@ def _worst(pairs: Iterable[Pair], describe: Callable[[Cell, Cell], str]) -> dict
 def _parameters(pairs: list[Pair], counts: dict[tuple[str, str], float]) -> dict[str, str]:
     def off(cell: Cell, base: Cell) -> str:
         count, other = (counts.get((c.arm, repr(c.column))) for c in (cell, base))
-        if not count or not other or abs(count / other - 1) <= PARAMETERS_WITHIN:
+        if not count or not other or abs(count - other) <= PARAMETERS_WITHIN * other:
             return ""
         return f"{count / other - 1:+.1%}"
 
