@@ -5,6 +5,7 @@ import io
 import json
 import math
 import statistics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from conftest import TINY, make
 from scipy import stats
 
 from andrea_exp.config import formula
-from andrea_exp.record import MetricsWriter, run_folder
+from andrea_exp.record import MetricsWriter, Status, run_folder
 from andrea_exp.results import load_metrics, load_runs, loss_curves
 from andrea_exp.results.figures import save_figures
 from andrea_exp.results.formats import to_csv, to_json, to_markdown
 from andrea_exp.results.frames import runs_frame
-from andrea_exp.results.table import ablation_table
+from andrea_exp.results.load import Run
+from andrea_exp.results.table import ablation_table, table_of
 from andrea_exp.sweep.plan import Plan, plan_sweep
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -64,6 +66,23 @@ def test_pairs_are_made_by_seed_whatever_their_order():
     gaps = [0.7, 0.3, 0.5, 0.1]
     half = stats.t.ppf(0.975, 3) * statistics.stdev(gaps) / 2
     assert (found.difference, found.ci_low, found.ci_high) == pytest.approx((0.4, 0.4 - half, 0.4 + half))
+
+
+def test_p_is_adjusted_over_the_arms_of_a_column_alone():
+    """Four arms, of which one is the baseline and one diverged: two tests a column, whatever other columns have."""
+    arms = {p: {"model.norm_placement": p} for p in ("pre", "post", "none", "peri")}
+    planned = plan(arms, across={"optim.warmup_steps": [0, 4]})
+    gaps = {"pre": [0.0] * 3, "post": [0.1, 0.11, 0.12], "none": [0.1, 0.2, 0.4], "peri": [0.0] * 3}
+    for cell in planned.cells:
+        loss = 2.0 + cell.config.seed + gaps[cell.arm][cell.config.seed]
+        record(cell, "stuck" if cell.arm == "peri" else loss)
+    table = ablation_table(planned, RECORDS)
+    alone = {arm: stats.ttest_1samp(gaps[arm], 0).pvalue for arm in ("post", "none")}
+    assert 2 * alone["post"] < alone["none"]
+    for cell in table.cells:
+        expected = {"post": 2 * alone["post"], "none": alone["none"]}.get(cell.arm)
+        assert cell.p_holm == (None if expected is None else pytest.approx(expected, rel=1e-6))
+        assert cell.p == (None if expected is None else pytest.approx(alone[cell.arm], rel=1e-6))
 
 
 def test_two_seeds_have_no_interval_and_the_table_says_so():
@@ -136,6 +155,45 @@ def test_mixed_numbers_of_threads_are_marked():
         record(cell, 2.0, threads=1 + i % 2)
     (mark,) = ablation_table(planned, RECORDS).marks
     assert (mark.check, mark.arms) == ("threads", {})
+
+
+def test_old_summaries_are_accepted_and_leave_out_what_they_lack():
+    cell = only(record_arms(plan(), {"pre": [2.0, 2.5, 3.3]}), "pre")
+    assert (cell.grad_norm_first_block, cell.flops, cell.loss_stderr, cell.lr_sensitivity) == (None, None, None, None)
+
+
+def test_what_a_run_costs():
+    planned = plan()
+    for i, cell in enumerate(planned.cells):
+        told = {"flops_per_token": 10, "val/loss_stderr": 0.1 * (i % 3 + 1), "grad_norm/first_block": 10.0 ** -(i % 3)}
+        record(cell, 2.0, **told, **{"grad_norm/last_block": 3.0})
+    cell = only(ablation_table(planned, RECORDS), "post")
+    assert (cell.tokens, cell.flops) == (6 * 4 * 16, 10 * 6 * 4 * 16)
+    assert cell.loss_stderr == pytest.approx(0.2)
+    assert (cell.grad_norm_first_block, cell.grad_norm_last_block) == (0.1, 3.0)
+
+
+# Speed
+
+
+def test_a_tables_time_grows_as_its_cells_do():
+    """Eight times the columns take about eight times as long: anything quadratic would take 64 times."""
+
+    def seconds(columns: int) -> float:
+        planned = plan(across={"optim.warmup_steps": list(range(columns))}, repeat={"seed": [0]})
+        done = {"status": "done", "val/loss": 2.0, "val/bits_per_byte": 3.0, "parameters": 1}
+        runs = [Run(cell, Status.done, done) for cell in planned.cells]
+
+        def once() -> float:
+            start = time.process_time()
+            table = table_of(planned, runs)
+            to_markdown(table)
+            to_csv(table)
+            return time.process_time() - start
+
+        return min(once() for _ in range(3))
+
+    assert seconds(400) < 20 * seconds(50)
 
 
 # Rows in = rows out
@@ -217,6 +275,71 @@ def test_a_tuned_table_reports_other_seeds_at_the_chosen_values():
     assert [c.difference for c in table.cells[1:]] == pytest.approx([0.1, 0.1])
     assert strict(to_json(table))
     assert pd.read_csv(io.StringIO(to_csv(table)))["optim.lr"].tolist() == [0.1, 0.2, 0.2]
+
+
+RATES = {"tune": {"optim.lr": [0.1, 0.2, 0.4], "seed": [7, 8, 9]}, "repeat": {"seed": [0, 1]}}
+
+
+def test_arms_are_compared_at_the_baselines_rate_and_over_all_rates():
+    """Tuned, post is 0.5 behind pre; at pre's rate it is 1 behind, and at 0.1 it diverges."""
+    losses: dict[str, dict[float, float | str]] = {
+        "pre": {0.1: 3.0, 0.2: 2.0, 0.4: 9.0},
+        "post": {0.1: "non-finite", 0.2: 3.0, 0.4: 2.5},
+        "none": {0.1: 4.0, 0.2: 4.0, 0.4: 4.0},
+    }
+    for cell in plan(**RATES).cells:
+        record(cell, losses[cell.arm][cell.tuned["optim.lr"]], **{"val/loss_start": 5.0})
+    planned = plan(**RATES)
+    for cell in planned.cells:
+        if cell.purpose == "report":
+            record(cell, {"pre": 2.0, "post": 2.5, "none": 4.0}[cell.arm])
+    table = ablation_table(planned, RECORDS)
+    pre, post, none = table.cells
+    assert (post.difference, post.shared_difference, post.shared_pairs) == (0.5, 1.0, 3)
+    assert (pre.shared_difference, pre.shared_pairs) == (None, 0)
+    # Capped at the loss at start, where what diverged counts in full.
+    assert pre.lr_sensitivity == pytest.approx((3 + 2 + 5) / 3 - 2)
+    assert post.lr_sensitivity == pytest.approx((5 + 3 + 2.5) / 3 - 2.5)
+    assert none.lr_sensitivity == 0
+    assert (table.signs["post"].below, table.signs["post"].above) == (1, 2)
+    assert (table.signs["none"].below, table.signs["none"].above) == (1, 2)
+    assert set(table.signs) == {"post", "none"}
+    tuning = {c.signature for c in planned.cells if (c.arm, c.purpose) == ("post", "tune")}
+    assert set(post.tuning_signatures) == tuning
+    assert any("tuned over 3 values" in note for note in table.notes)
+
+
+def test_the_shared_rate_has_no_difference_where_a_side_diverges_there():
+    for cell in plan(**RATES).cells:
+        at = {"pre": 0.2, "post": 0.4, "none": 0.2}[cell.arm]
+        bad = cell.arm == "post" and cell.tuned["optim.lr"] == 0.2 and cell.config.seed == 7
+        record(cell, "stuck" if bad else 2.0 if cell.tuned["optim.lr"] == at else 3.0)
+    assert only(ablation_table(plan(**RATES), RECORDS), "post").shared_difference is None
+
+
+def test_sensitivity_is_over_the_learning_rate_at_the_other_chosen_values():
+    tune_ = {"optim.lr": [0.1, 0.2, 0.4], "optim.clip": [None, 1.0], "seed": [8]}
+    roles = {"tune": tune_, "repeat": {"seed": [0]}}
+    for cell in plan(**roles).cells:
+        lr, clip = cell.tuned["optim.lr"], cell.tuned["optim.clip"]
+        record(cell, 2.0 + lr if clip else 4.0 + 10 * lr, **{"val/loss_start": 5.0})
+    cell = ablation_table(plan(**roles), RECORDS).cells[0]
+    assert cell.tuned == {"optim.lr": 0.1, "optim.clip": 1.0}
+    assert cell.lr_sensitivity == pytest.approx((0.1 + 0.2 + 0.4) / 3 - 0.1)
+
+
+def test_columns_without_a_tuned_value_are_the_regimes_of_the_sign():
+    planned = plan(across={"optim.warmup_steps": [0, 2, 4]})
+    for cell in planned.cells:
+        gap = 0.1 if cell.config.optim.warmup_steps else -0.1
+        loss = 2.0 + (gap + 0.001 * cell.config.seed if cell.arm == "post" else 0.0)
+        record(cell, loss)
+    table = ablation_table(planned, RECORDS)
+    found = table.signs["post"]
+    assert (found.below, found.above, found.clearly_below, found.clearly_above) == (1, 2, 1, 2)
+    assert found.flips
+    assert "post 1/3 (flips)" in to_markdown(table)
+    assert table.signs["none"].cells == 0
 
 
 @pytest.mark.parametrize("ready", ["pre", "post", None])

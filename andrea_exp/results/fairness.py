@@ -72,7 +72,10 @@ Pair = tuple[Cell, Cell]  # of an arm and of the baseline, in one column
 
 
 def _beside_the_baseline(plan: Plan) -> Iterable[Pair]:
-    """One cell for each arm and column, with the baseline's in that column; seeds differ in nothing else."""
+    """One cell for each arm and column, with the baseline's in that column.
+
+    Where something is tuned it is the first tuning run of each, so that both have the same value.
+    """
     first: dict[tuple[str, str], Cell] = {}
     for cell in [*plan.cells, *plan.guesses]:
         first.setdefault((cell.arm, repr(cell.column)), cell)
@@ -125,10 +128,10 @@ def _factor(plan: Plan, arm: str) -> str | None:
 
 
 def _fields(plan: Plan, pairs: list[Pair], fields: Sequence[str]) -> dict[str, str]:
-    """Arms in which one of `fields` differs from the baseline's and is neither tuned nor the compared factor."""
+    """Arms in which one of `fields` differs from the baseline's and is not the compared factor."""
 
     def off(cell: Cell, base: Cell) -> str:
-        beside = [f for f in fields if f != _factor(plan, cell.arm) and f not in plan.spec.tune]
+        beside = [f for f in fields if f != _factor(plan, cell.arm)]
         found = ((f, get(cell.config, f)) for f in beside if get(cell.config, f) != get(base.config, f))
         return column_title({f: plain(value) for f, value in found})
 

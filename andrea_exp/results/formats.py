@@ -76,10 +76,10 @@ def to_latex(table: AblationTable, names: Sequence[str] | None = None) -> str:
             *runs,
             r"\begin{table}",
             r"\centering",
-            rf"\caption{{{_tex(table.question or table.name)}}}",
+            rf"\caption{{{tex(table.question or table.name)}}}",
             *(line for panel in panels for line in _tabular(*panel)),
             r"\par\smallskip\raggedright\footnotesize",
-            *(_tex(line) + r"\par" for line in lines),
+            *(tex(line) + r"\par" for line in lines),
             r"\end{table}",
             "",
         ]
@@ -90,15 +90,16 @@ def _tabular(head: list[str], rows: list[list[str]]) -> Iterator[str]:
     yield r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
     yield rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}"
     yield r"\toprule"
-    yield " & ".join(map(_tex, head)) + r" \\"
+    yield " & ".join(map(tex, head)) + r" \\"
     yield r"\midrule"
-    yield from (" & ".join(_tex(_one_line(entry)) for entry in row) + r" \\" for row in rows)
+    yield from (" & ".join(tex(_one_line(entry)) for entry in row) + r" \\" for row in rows)
     yield r"\bottomrule"
     yield r"\end{tabular}}\par\smallskip"
 
 
 TEX = {
-    **{c: f"\\{c}" for c in "&%$#_{}"},
+    **{c: f"\\{c}" for c in "&%#_{}"},
+    "$": r"{\char36}",  # as \$ it would come from a font that small installations lack
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
@@ -110,7 +111,7 @@ TEX = {
 }
 
 
-def _tex(text: str) -> str:
+def tex(text: str) -> str:
     """Any text as LaTeX shows it, numbers with a minus sign in place of a hyphen."""
     return re.sub(r"(?<![\w.])-(?=\d)", "$-$", "".join(TEX.get(c, c) for c in text))
 
