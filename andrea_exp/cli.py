@@ -62,7 +62,10 @@ def _parser() -> argparse.ArgumentParser:
 
     verb("sweep", _sweep, "run what is missing of a sweep, then print its table")
     table = verb("table", _table, "the ablation table, from whatever runs there are")
-    table.add_argument("--format", choices=("text", "markdown", "csv", "json"), default="text")
+    formats = ("text", "markdown", "latex", "html", "csv", "json")
+    table.add_argument("--format", choices=formats, default="text", help="csv and json hold everything, unrounded")
+    table.add_argument("--columns", metavar="A,B,...", help="a row an arm and column, with these side by side")
+    table.add_argument("--full", action="store_true", help="all of them, in several tables where one is too wide")
     status = verb("status", _status, "how a sweep stands, from its records")
     status.add_argument("--watch", action="store_true", help="keep it on the screen until the sweep is done")
     status.add_argument("--json", action="store_true", help="for machines")
@@ -112,20 +115,23 @@ def _sweep(options: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _table(options: argparse.Namespace, overrides: list[str]) -> int:
-    from andrea_exp.results import table
+    from andrea_exp.results import formats, layout
     from andrea_exp.results.load import plan_of
+    from andrea_exp.results.table import ablation_table
 
+    columns = tuple(layout.COLUMNS) if options.full else None
+    if options.columns:
+        columns = layout.columns_of(options.columns.split(","))
     plan, records = plan_of(options.name, overrides)
-    made = table.ablation_table(plan, records)
+    made = ablation_table(plan, records)
     if not any(cell.done + cell.diverged for cell in made.cells):
         raise UserError(
             f"{plan.name}: no finished runs with these overrides in {records}/; run: andrea-exp sweep {options.name}"
         )
     if options.format == "text":
-        table.print_table(made)
+        formats.print_table(made, columns)
     else:
-        write = {"markdown": table.to_markdown, "csv": table.to_csv, "json": table.to_json}[options.format]
-        print(write(made), end="")
+        print(formats.FORMATS[options.format](made, columns), end="")
     return 0
 
 

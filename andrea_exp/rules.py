@@ -73,7 +73,8 @@ def _has_norm(c: RunConfig) -> bool:
     return placed or bool(m.final_norm) or m.embedding_norm or m.qk_norm is not QKNorm.none
 
 
-def _needs_final_norm(c: RunConfig) -> bool:
+def default_final_norm(c: RunConfig) -> bool:
+    """Whether the placement's own trunk ends with a final norm."""
     return c.model.norm_placement not in ENDS_IN_A_NORM | {NormPlacement.none}
 
 
@@ -98,7 +99,7 @@ CONDITIONAL = (
         lambda c: c.model.n_layers,
     ),
     Conditional("model.n_kv_heads", ("model.n_heads",), _always, lambda c: c.model.n_heads),
-    Conditional("model.final_norm", ("model.norm_placement",), _always, _needs_final_norm),
+    Conditional("model.final_norm", ("model.norm_placement",), _always, default_final_norm),
     Conditional("model.norm_type", ("model.norm_placement",), _has_norm, _fixed(NormType.layernorm)),
     Conditional(
         "model.norm_bias",

@@ -138,6 +138,14 @@ def _summary(folder: Path, config: RunConfig, watch: Watch, model: GPT, started:
     summary["weights"] = checkpoint.finish(folder, model, config.checkpoint.keep)
     if watch.view:
         watch.view.close(time.time(), summary["status"] == Status.done)
+    # What a table must not mix: read again from where the run has it, as the last attempt wrote it.
+    made = read_json(folder / "provenance.json") or {}
+    summary["machine"] = {
+        "device": made["device"]["name"],
+        "torch": made["versions"]["torch"],
+        "ops": made["ops"],
+        "numerics_version": made["numerics_version"],
+    }
     times = {
         "start": started,
         "first_step": watch.first_step_at,
@@ -185,7 +193,9 @@ def summarise(
     bar = unigram if rows[-1]["step"] else math.inf
     divergence = _divergence(first["val/loss"], last["val/loss"], bar, rows[-1]["step"], non_finite_step)
     trained = [r for r in rows if "train/loss" in r]
-    norms = [r["grad_norm/total"] for r in trained if r["grad_norm/total"] is not None]
+    measured = trained or rows  # an untrained model has the gradients of step 0 alone
+    norms = [r["grad_norm/total"] for r in measured if r.get("grad_norm/total") is not None]
+    first_block, last_block = _outer_block_norms(measured)
     ended = last if divergence is None or divergence["kind"] != "non-finite" else {}
     return {
         "status": str(Status.done if divergence is None else Status.diverged),
@@ -200,12 +210,25 @@ def summarise(
         "train/loss": trained[-1]["train/loss"] if trained else None,
         "grad_norm/median": statistics.median(norms) if norms else None,
         "grad_norm/max": max(norms, default=None),
+        "grad_norm/first_block": first_block,
+        "grad_norm/last_block": last_block,
         "clip/fraction": _mean([r["clip/fraction"] for r in trained if "clip/fraction" in r]),
         "spikes": spikes([r["train/loss"] for r in trained if r["train/loss"] is not None]),
         "tokens_per_s": statistics.median(r["tokens_per_s"] for r in trained) if trained else None,
         "memory_mb": max((r["memory_mb"] for r in trained), default=None),
         "flops_per_token": accounting.flops_per_token(config.model),
     }
+
+
+def _outer_block_norms(rows: list[dict[str, Any]]) -> tuple[float | None, float | None]:
+    """Gradient norms of the first and the last block, before clipping, in the last row that has them finite."""
+    for row in reversed(rows):
+        parts = [(name.split("/")[1], value) for name, value in row.items() if name.startswith("grad_norm/block_")]
+        if parts and all(value is not None for _, value in parts):
+            ends = min(block for block, _ in parts), max(block for block, _ in parts)
+            first, last = (math.hypot(*(v for block, v in parts if block == end)) for end in ends)
+            return first, last
+    return None, None
 
 
 def _divergence(

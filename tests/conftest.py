@@ -66,6 +66,13 @@ def prepared(corpus_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dat
     return data.load(data.prepare(config.data, tmp_path_factory.mktemp("corpora"), config.model.seq_len))
 
 
+@pytest.fixture
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder of a test that writes records and sweep files."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 def andrea(*words: str, cwd: Path, check: int | None = 0, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """Runs `andrea-exp WORDS` in a folder; fails the test unless the exit code is `check`."""
     done = subprocess.run(

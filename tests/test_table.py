@@ -5,79 +5,27 @@ import io
 import json
 import math
 import statistics
+import time
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from by_hand import ARMS, RECORDS, WORDS, only, plan, record, record_arms, strict
 from conftest import TINY, make
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from scipy import stats
 
 from andrea_exp.config import formula
-from andrea_exp.record import MetricsWriter, run_folder, write_json
-from andrea_exp.results import load_metrics, load_runs, loss_curves, plan_of
+from andrea_exp.record import MetricsWriter, Status, run_folder
+from andrea_exp.results import load_metrics, load_runs, loss_curves
 from andrea_exp.results.figures import save_figures
-from andrea_exp.results.load import runs_frame
-from andrea_exp.results.table import (
-    AblationTable,
-    TableCell,
-    ablation_table,
-    paired_interval,
-    print_table,
-    to_csv,
-    to_json,
-    to_markdown,
-)
-from andrea_exp.sweep.plan import Cell, Plan, plan_sweep
+from andrea_exp.results.formats import to_csv, to_json, to_markdown
+from andrea_exp.results.frames import runs_frame
+from andrea_exp.results.load import Run
+from andrea_exp.results.table import ablation_table, table_of
+from andrea_exp.sweep.plan import Plan, plan_sweep
 
-ARMS = {p: {"model.norm_placement": p} for p in ("pre", "post", "none")}
-RECORDS = Path("records")
-WORDS = [*TINY, "data.corpus=sotu"]
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def plan(compare: dict[str, Any] = ARMS, **roles: Any) -> Plan:
-    """The plan of a sweep file with these roles, planned anew from whatever records there are."""
-    spec = {"question": "Does it?", "baseline": next(iter(compare)), "compare": compare}
-    spec |= {"across": {}, "tune": {}, "repeat": {"seed": [0, 1, 2]}, **roles}
-    Path("sweeps").mkdir(exist_ok=True)
-    Path("sweeps/tiny.yaml").write_text(f"# @package _global_\n{json.dumps({'sweep': spec})}\n")
-    return plan_of("tiny", WORDS)[0]
-
-
-def record(cell: Cell, outcome: float | str, **more: Any) -> None:
-    """A run's summary as the trainer writes it: done with a loss, diverged in a way, or another status."""
-    folder = run_folder(RECORDS, cell.signature)
-    folder.mkdir(parents=True, exist_ok=True)
-    summary: dict[str, Any] = {"parameters": 1234, "grad_norm/median": 1.5, "grad_norm/max": 2.5, "threads": 1}
-    if isinstance(outcome, float):
-        summary |= {"status": "done", "diverged": None, "val/loss": outcome, "val/bits_per_byte": outcome / 2}
-    elif outcome in ("stuck", "above start", "non-finite"):
-        loss = None if outcome == "non-finite" else 3.2
-        summary |= {"status": "diverged", "diverged": {"kind": outcome, "step": 6}, "val/loss": loss}
-    else:
-        summary = {"status": outcome, "reason": "by hand"}
-    write_json(folder / "summary.json", {**summary, **more})
-
-
-def record_arms(planned: Plan, outcomes: dict[str, list[float | str | None]]) -> AblationTable:
-    """Records outcomes arm by arm, in the order of the plan's cells (None: no run), and returns the table."""
-    for arm, results in outcomes.items():
-        for cell, outcome in zip((c for c in planned.cells if c.arm == arm), results, strict=True):
-            if outcome is not None:
-                record(cell, outcome)
-    return ablation_table(planned, RECORDS)
-
-
-def only(table: AblationTable, arm: str) -> TableCell:
-    (cell,) = (c for c in table.cells if c.arm == arm)
-    return cell
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 # Means, spreads, differences
@@ -120,17 +68,21 @@ def test_pairs_are_made_by_seed_whatever_their_order():
     assert (found.difference, found.ci_low, found.ci_high) == pytest.approx((0.4, 0.4 - half, 0.4 + half))
 
 
-gap = st.floats(-10, 10, allow_nan=False).map(lambda x: round(x, 6))
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(gap, min_size=3, max_size=10))
-@example([0.5, 0.5, 0.5])
-@example([0.0, 0.0, 0.0])
-def test_the_interval_is_the_textbooks(gaps: list[float]):
-    mean, error = statistics.fmean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps))
-    half = stats.t.ppf(0.975, len(gaps) - 1) * error
-    assert paired_interval(gaps) == pytest.approx((mean - half, mean + half), rel=1e-9, abs=1e-9)
+def test_p_is_adjusted_over_the_arms_of_a_column_alone():
+    """Four arms, of which one is the baseline and one diverged: two tests a column, whatever other columns have."""
+    arms = {p: {"model.norm_placement": p} for p in ("pre", "post", "none", "peri")}
+    planned = plan(arms, across={"optim.warmup_steps": [0, 4]})
+    gaps = {"pre": [0.0] * 3, "post": [0.1, 0.11, 0.12], "none": [0.1, 0.2, 0.4], "peri": [0.0] * 3}
+    for cell in planned.cells:
+        loss = 2.0 + cell.config.seed + gaps[cell.arm][cell.config.seed]
+        record(cell, "stuck" if cell.arm == "peri" else loss)
+    table = ablation_table(planned, RECORDS)
+    alone = {arm: stats.ttest_1samp(gaps[arm], 0).pvalue for arm in ("post", "none")}
+    assert 2 * alone["post"] < alone["none"]
+    for cell in table.cells:
+        expected = {"post": 2 * alone["post"], "none": alone["none"]}.get(cell.arm)
+        assert cell.p_holm == (None if expected is None else pytest.approx(expected, rel=1e-6))
+        assert cell.p == (None if expected is None else pytest.approx(alone[cell.arm], rel=1e-6))
 
 
 def test_two_seeds_have_no_interval_and_the_table_says_so():
@@ -138,7 +90,6 @@ def test_two_seeds_have_no_interval_and_the_table_says_so():
     cell = only(table, "post")
     assert (cell.difference, cell.pairs, cell.ci_low, cell.ci_high) == (0.375, 2, None, None)
     assert any("no interval" in note for note in table.notes)
-    assert paired_interval([0.1, 0.2]) == (None, None)
 
 
 def test_one_seed_has_no_spread():
@@ -202,7 +153,47 @@ def test_mixed_numbers_of_threads_are_marked():
     planned = plan()
     for i, cell in enumerate(planned.cells):
         record(cell, 2.0, threads=1 + i % 2)
-    assert any("threads" in note for note in ablation_table(planned, RECORDS).notes)
+    (mark,) = ablation_table(planned, RECORDS).marks
+    assert (mark.check, mark.arms) == ("threads", {})
+
+
+def test_old_summaries_are_accepted_and_leave_out_what_they_lack():
+    cell = only(record_arms(plan(), {"pre": [2.0, 2.5, 3.3]}), "pre")
+    assert (cell.grad_norm_first_block, cell.flops, cell.loss_stderr, cell.lr_sensitivity) == (None, None, None, None)
+
+
+def test_what_a_run_costs():
+    planned = plan()
+    for i, cell in enumerate(planned.cells):
+        told = {"flops_per_token": 10, "val/loss_stderr": 0.1 * (i % 3 + 1), "grad_norm/first_block": 10.0 ** -(i % 3)}
+        record(cell, 2.0, **told, **{"grad_norm/last_block": 3.0})
+    cell = only(ablation_table(planned, RECORDS), "post")
+    assert (cell.tokens, cell.flops) == (6 * 4 * 16, 10 * 6 * 4 * 16)
+    assert cell.loss_stderr == pytest.approx(0.2)
+    assert (cell.grad_norm_first_block, cell.grad_norm_last_block) == (0.1, 3.0)
+
+
+# Speed
+
+
+def test_a_tables_time_grows_as_its_cells_do():
+    """Eight times the columns take about eight times as long: anything quadratic would take 64 times."""
+
+    def seconds(columns: int) -> float:
+        planned = plan(across={"optim.warmup_steps": list(range(columns))}, repeat={"seed": [0]})
+        done = {"status": "done", "val/loss": 2.0, "val/bits_per_byte": 3.0, "parameters": 1}
+        runs = [Run(cell, Status.done, done) for cell in planned.cells]
+
+        def once() -> float:
+            start = time.process_time()
+            table = table_of(planned, runs)
+            to_markdown(table)
+            to_csv(table)
+            return time.process_time() - start
+
+        return min(once() for _ in range(3))
+
+    assert seconds(400) < 20 * seconds(50)
 
 
 # Rows in = rows out
@@ -286,6 +277,71 @@ def test_a_tuned_table_reports_other_seeds_at_the_chosen_values():
     assert pd.read_csv(io.StringIO(to_csv(table)))["optim.lr"].tolist() == [0.1, 0.2, 0.2]
 
 
+RATES = {"tune": {"optim.lr": [0.1, 0.2, 0.4], "seed": [7, 8, 9]}, "repeat": {"seed": [0, 1]}}
+
+
+def test_arms_are_compared_at_the_baselines_rate_and_over_all_rates():
+    """Tuned, post is 0.5 behind pre; at pre's rate it is 1 behind, and at 0.1 it diverges."""
+    losses: dict[str, dict[float, float | str]] = {
+        "pre": {0.1: 3.0, 0.2: 2.0, 0.4: 9.0},
+        "post": {0.1: "non-finite", 0.2: 3.0, 0.4: 2.5},
+        "none": {0.1: 4.0, 0.2: 4.0, 0.4: 4.0},
+    }
+    for cell in plan(**RATES).cells:
+        record(cell, losses[cell.arm][cell.tuned["optim.lr"]], **{"val/loss_start": 5.0})
+    planned = plan(**RATES)
+    for cell in planned.cells:
+        if cell.purpose == "report":
+            record(cell, {"pre": 2.0, "post": 2.5, "none": 4.0}[cell.arm])
+    table = ablation_table(planned, RECORDS)
+    pre, post, none = table.cells
+    assert (post.difference, post.shared_difference, post.shared_pairs) == (0.5, 1.0, 3)
+    assert (pre.shared_difference, pre.shared_pairs) == (None, 0)
+    # Capped at the loss at start, where what diverged counts in full.
+    assert pre.lr_sensitivity == pytest.approx((3 + 2 + 5) / 3 - 2)
+    assert post.lr_sensitivity == pytest.approx((5 + 3 + 2.5) / 3 - 2.5)
+    assert none.lr_sensitivity == 0
+    assert (table.signs["post"].below, table.signs["post"].above) == (1, 2)
+    assert (table.signs["none"].below, table.signs["none"].above) == (1, 2)
+    assert set(table.signs) == {"post", "none"}
+    tuning = {c.signature for c in planned.cells if (c.arm, c.purpose) == ("post", "tune")}
+    assert set(post.tuning_signatures) == tuning
+    assert any("tuned over 3 values" in note for note in table.notes)
+
+
+def test_the_shared_rate_has_no_difference_where_a_side_diverges_there():
+    for cell in plan(**RATES).cells:
+        at = {"pre": 0.2, "post": 0.4, "none": 0.2}[cell.arm]
+        bad = cell.arm == "post" and cell.tuned["optim.lr"] == 0.2 and cell.config.seed == 7
+        record(cell, "stuck" if bad else 2.0 if cell.tuned["optim.lr"] == at else 3.0)
+    assert only(ablation_table(plan(**RATES), RECORDS), "post").shared_difference is None
+
+
+def test_sensitivity_is_over_the_learning_rate_at_the_other_chosen_values():
+    tune_ = {"optim.lr": [0.1, 0.2, 0.4], "optim.clip": [None, 1.0], "seed": [8]}
+    roles = {"tune": tune_, "repeat": {"seed": [0]}}
+    for cell in plan(**roles).cells:
+        lr, clip = cell.tuned["optim.lr"], cell.tuned["optim.clip"]
+        record(cell, 2.0 + lr if clip else 4.0 + 10 * lr, **{"val/loss_start": 5.0})
+    cell = ablation_table(plan(**roles), RECORDS).cells[0]
+    assert cell.tuned == {"optim.lr": 0.1, "optim.clip": 1.0}
+    assert cell.lr_sensitivity == pytest.approx((0.1 + 0.2 + 0.4) / 3 - 0.1)
+
+
+def test_columns_without_a_tuned_value_are_the_regimes_of_the_sign():
+    planned = plan(across={"optim.warmup_steps": [0, 2, 4]})
+    for cell in planned.cells:
+        gap = 0.1 if cell.config.optim.warmup_steps else -0.1
+        loss = 2.0 + (gap + 0.001 * cell.config.seed if cell.arm == "post" else 0.0)
+        record(cell, loss)
+    table = ablation_table(planned, RECORDS)
+    found = table.signs["post"]
+    assert (found.below, found.above, found.clearly_below, found.clearly_above) == (1, 2, 1, 2)
+    assert found.flips
+    assert "post 1/3 (flips)" in to_markdown(table)
+    assert table.signs["none"].cells == 0
+
+
 @pytest.mark.parametrize("ready", ["pre", "post", None])
 def test_a_half_tuned_sweep_has_a_table_in_every_format(ready: str | None):
     if ready:
@@ -308,69 +364,6 @@ def test_null_can_be_the_best_value():
     cells = strict(to_json(ablation_table(planned, RECORDS)))["cells"]
     assert [c["tuned"] for c in cells] == [{"optim.clip": None}] * 3
     assert [c["done"] for c in cells] == [2] * 3
-
-
-# Formats
-
-
-def strict(text: str) -> Any:
-    """Parses JSON and refuses NaN and Infinity, which JSON does not have."""
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} in JSON")
-
-    return json.loads(text, parse_constant=refuse)
-
-
-def awkward_table() -> AblationTable:
-    """Values without a short decimal form, odd names, a diverged arm, a missing one."""
-    arms = {
-        "a|b": {"optim.lr": 0.1},
-        "c,d\ne": {"optim.lr": 0.2},
-        'say "x"': {"optim.lr": 0.3},
-        "gone": {"optim.lr": 1},
-    }
-    thirds: list[float | str | None] = [1 / 3, 2 / 3, 10 / 3]
-    return record_arms(plan(arms), {"a|b": thirds, "c,d\ne": [0.1 + 0.2, 1e-17, 2.0], 'say "x"': ["non-finite"] * 3})
-
-
-def test_csv_keeps_every_number_exactly():
-    table = awkward_table()
-    frame = pd.read_csv(io.StringIO(to_csv(table)), float_precision="round_trip")
-    assert list(frame["arm"]) == [c.arm for c in table.cells]
-    for name in ("loss_mean", "loss_sd", "loss_median", "difference", "ci_low", "ci_high", "grad_norm_max"):
-        found = [None if pd.isna(v) else float(v) for v in frame[name]]
-        assert found == [getattr(c, name) for c in table.cells], name
-    assert [s.split() for s in frame["signatures"]] == [c.signatures for c in table.cells]
-
-
-def test_json_keeps_every_number_exactly_and_is_strict():
-    table = awkward_table()
-    parsed = strict(to_json(table))
-    for cell, found in zip(table.cells, parsed["cells"], strict=True):
-        assert {k: found[k] for k in ("arm", "loss_mean", "difference", "ci_low", "kinds", "signatures")} == {
-            k: getattr(cell, k) for k in ("arm", "loss_mean", "difference", "ci_low", "kinds", "signatures")
-        }
-    assert parsed["baseline"] == "a|b"
-
-
-def test_markdown_is_one_table_whatever_the_names():
-    lines = to_markdown(awkward_table()).splitlines()
-    rows = [line for line in lines if line.startswith("|")]
-    assert len(rows) == 2 + 4  # heading, rule, arms
-    assert {row.replace("\\|", "").count("|") for row in rows} == {4}
-    assert "a\\|b" in rows[2]
-
-
-def test_a_table_of_many_columns_is_printed_whole_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]):
-    planned = plan(across={"optim.warmup_steps": list(range(14))})
-    for i, cell in enumerate(planned.cells):
-        record(cell, 2.0 + i)
-    print_table(ablation_table(planned, RECORDS))
-    out = capsys.readouterr().out
-    assert [w for w in range(14) if f"warmup_steps={w}" not in out] == []
-    assert out.count(" ± ") >= 3 * 14
-    assert "…" not in out
 
 
 # Figures and metrics

@@ -1,7 +1,30 @@
-"""What the runs say: records -> tidy frames -> tables and figures. Never imports the trainer."""
+"""What the runs say: records -> statistics -> tables, figures, claims. Never imports the trainer.
 
-from andrea_exp.results.figures import gradient_norms_by_depth, loss_curves
-from andrea_exp.results.load import load_metrics, load_runs, plan_of
-from andrea_exp.results.table import ablation_table
+The names below are loaded when they are first used, so that a table need not wait for pandas and matplotlib.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from andrea_exp.results.figures import gradient_norms_by_depth, loss_curves
+    from andrea_exp.results.frames import load_metrics, load_runs
+    from andrea_exp.results.load import plan_of
+    from andrea_exp.results.table import ablation_table
 
 __all__ = ["ablation_table", "gradient_norms_by_depth", "load_metrics", "load_runs", "loss_curves", "plan_of"]
+
+_HOMES = {
+    "ablation_table": "table",
+    "gradient_norms_by_depth": "figures",
+    "load_metrics": "frames",
+    "load_runs": "frames",
+    "loss_curves": "figures",
+    "plan_of": "load",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -10,9 +10,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from andrea_exp.results.load import metrics_frame, select
+from andrea_exp.results.frames import frames_by_place, metrics_frame
 from andrea_exp.style import COLOURS, STYLE
-from andrea_exp.sweep.plan import Plan, Values, shown
+from andrea_exp.sweep.plan import Plan, shown
 
 PANELS_IN_A_ROW = 4
 
@@ -24,9 +24,10 @@ def loss_curves(plan: Plan, records: Path) -> Figure:
     """
     frame = metrics_frame(plan, records, ["train/loss"]).dropna(subset=["value"])
     figure, panels = _panels(plan, "optimizer step", "training loss (nats a token)")
-    for column, panel in panels:
+    places = frames_by_place(plan, frame)
+    for place, panel in enumerate(panels):
         for colour, arm in zip(_cycle(COLOURS), plan.arms, strict=False):
-            runs = select(frame, arm, column)
+            runs = places.get((arm, place), frame[:0])
             wide = runs.pivot_table(index="step", columns="label", values="value")
             if wide.empty:
                 continue
@@ -49,9 +50,10 @@ def gradient_norms_by_depth(plan: Plan, records: Path) -> Figure:
     frame = frame[(frame["step"] > 0) | (last == 0)]  # step 0 has another batch: it serves untrained runs alone
     frame = frame.assign(block=frame["metric"].str.extract(r"block_(\d+)/", expand=False).astype(int))
     figure, panels = _panels(plan, "block", "gradient norm of the MLP")
-    for column, panel in panels:
+    places = frames_by_place(plan, frame)
+    for place, panel in enumerate(panels):
         for colour, arm in zip(_cycle(COLOURS), plan.arms, strict=False):
-            runs = select(frame, arm, column)
+            runs = places.get((arm, place), frame[:0])
             ends = ((runs["step"].min(), "--", None), (last, "-", arm))
             for step, line, label in ends:
                 at = runs[runs["step"] == step].groupby("block")["value"]
@@ -72,7 +74,7 @@ def save_figures(plan: Plan, records: Path, folder: Path) -> list[Path]:
     return paths
 
 
-def _panels(plan: Plan, x: str, y: str) -> tuple[Figure, list[tuple[Values, Axes]]]:
+def _panels(plan: Plan, x: str, y: str) -> tuple[Figure, list[Axes]]:
     """A figure with a panel a column, a few in a row."""
     across = min(PANELS_IN_A_ROW, len(plan.columns))
     rows = -(-len(plan.columns) // across)
@@ -81,8 +83,8 @@ def _panels(plan: Plan, x: str, y: str) -> tuple[Figure, list[tuple[Values, Axes
         grid = figure.subplots(rows, across, squeeze=False, sharey=True)
     for axes in grid.flat[len(plan.columns) :]:
         axes.set_axis_off()
-    panels = list(zip(plan.columns, grid.flat, strict=False))
-    for column, panel in panels:
+    panels = list(grid.flat[: len(plan.columns)])
+    for column, panel in zip(plan.columns, panels, strict=True):
         panel.set_title(", ".join(f"{k.split('.')[-1]} = {shown(v)}" for k, v in column.items()))
         panel.set_xlabel(x)
     for first in grid[:, 0]:
@@ -90,11 +92,11 @@ def _panels(plan: Plan, x: str, y: str) -> tuple[Figure, list[tuple[Values, Axes
     return figure, panels
 
 
-def _legend(panels: list[tuple[Values, Axes]], title: str) -> None:
+def _legend(panels: list[Axes], title: str) -> None:
     """One for all panels, beside the first row, where it covers no line."""
-    handles = {text: line for _, panel in panels for line, text in zip(*panel.get_legend_handles_labels(), strict=True)}
+    handles = {text: line for panel in panels for line, text in zip(*panel.get_legend_handles_labels(), strict=True)}
     where: Any = {"loc": "upper left", "bbox_to_anchor": (1, 1), "fontsize": 8}
-    _, beside = panels[min(len(panels), PANELS_IN_A_ROW) - 1]
+    beside = panels[min(len(panels), PANELS_IN_A_ROW) - 1]
     beside.legend(list(handles.values()), list(handles), title=title, frameon=False, **where)
 
 

@@ -1,16 +1,14 @@
-"""Records into tidy pandas frames. Which runs belong to a sweep follows from planning it again."""
+"""What is recorded of a sweep's runs. Which runs those are follows from planning it again."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
 
 from andrea_exp.compose import compose
-from andrea_exp.index import Index
-from andrea_exp.record import read_metrics, run_folder
+from andrea_exp.index import Index, Summary
+from andrea_exp.record import Status
 from andrea_exp.results.choose import choose_tuned
-from andrea_exp.sweep.plan import Cell, Plan, Values, plan_sweep
+from andrea_exp.sweep.plan import Cell, Plan, plan_sweep
 
 SUMMARY = {
     "val_loss": "val/loss",
@@ -21,6 +19,8 @@ SUMMARY = {
     "unigram_loss": "unigram_loss",
     "grad_norm_median": "grad_norm/median",
     "grad_norm_max": "grad_norm/max",
+    "grad_norm_first_block": "grad_norm/first_block",
+    "grad_norm_last_block": "grad_norm/last_block",
     "clip_fraction": "clip/fraction",
     "spikes": "spikes",
     "steps": "steps",
@@ -33,6 +33,19 @@ SUMMARY = {
 }
 
 
+@dataclass(frozen=True)
+class Run:
+    """A planned cell and what is recorded of it."""
+
+    cell: Cell
+    status: Status
+    summary: Summary
+
+    def number(self, column: str) -> float | None:
+        """A number of `SUMMARY`; None where the run has none, also because an older version did not write it."""
+        return self.summary.get(SUMMARY[column])
+
+
 def plan_of(name: str, overrides: Sequence[str] = ()) -> tuple[Plan, Path]:
     """A sweep's plan and its records folder, from the same words that ran it.
 
@@ -43,65 +56,7 @@ def plan_of(name: str, overrides: Sequence[str] = ()) -> tuple[Plan, Path]:
     return plan_sweep(words, choose_tuned(records)), records
 
 
-def load_runs(name: str, overrides: Sequence[str] = ()) -> pd.DataFrame:
-    """One row a planned cell, run or not: its roles, its status, and the numbers of its summary.
-
-    Columns: arm, one a field of `across`, `tune` and `repeat`, purpose, label, signature, status, diverged (kind
-    or missing), diverged_step, then `SUMMARY`. Rows in = rows out: a cell without a run has status "missing".
-    """
-    return runs_frame(*plan_of(name, overrides))
-
-
-def load_metrics(name: str, overrides: Sequence[str] = ()) -> pd.DataFrame:
-    """Every logged value of a sweep's reported runs, long: label, arm, roles, step, metric, value."""
-    return metrics_frame(*plan_of(name, overrides))
-
-
-def runs_frame(plan: Plan, records: Path) -> pd.DataFrame:
+def read_runs(plan: Plan, records: Path) -> list[Run]:
+    """What is recorded of each planned cell, in the plan's order."""
     with Index(records) as index:
-        frame = pd.DataFrame([_run_row(cell, index) for cell in plan.cells])
-    numbers = list(SUMMARY)
-    frame[numbers] = frame[numbers].astype("float64")
-    return frame
-
-
-def metrics_frame(plan: Plan, records: Path, prefixes: Sequence[str] = ("",)) -> pd.DataFrame:
-    """Long frame of the metrics whose names start with one of `prefixes`."""
-    rows = [
-        {**_roles(cell), "step": int(row["step"]), "metric": metric, "value": value}
-        for cell in plan.cells
-        if cell.purpose == "report"
-        for row in read_metrics(run_folder(records, cell.signature))
-        for metric, value in row.items()
-        if metric not in ("step", "time") and metric.startswith(tuple(prefixes))
-    ]
-    columns = [*_roles(plan.cells[0]), "step", "metric", "value"]
-    frame = pd.DataFrame(rows, columns=columns)
-    frame["value"] = frame["value"].astype("float64")  # null, a non-finite value, becomes NaN
-    return frame
-
-
-def select(frame: pd.DataFrame, arm: str, column: Values) -> pd.DataFrame:
-    """The rows of one arm in one column; a column's value may be null."""
-    chosen = frame["arm"] == arm
-    for key, value in column.items():
-        chosen &= frame[key].isna() if value is None else frame[key] == value
-    return frame[chosen]
-
-
-def _roles(cell: Cell) -> dict[str, Any]:
-    return {"label": cell.label, "arm": cell.arm, **cell.column, **cell.tuned, **cell.repeat}
-
-
-def _run_row(cell: Cell, index: Index) -> dict[str, Any]:
-    state, summary = index.look(cell.signature)
-    diverged = summary.get("diverged") or {}
-    return {
-        **_roles(cell),
-        "purpose": cell.purpose,
-        "signature": cell.signature,
-        "status": str(state),
-        "diverged": diverged.get("kind"),
-        "diverged_step": diverged.get("step"),
-        **{column: summary.get(key) for column, key in SUMMARY.items()},
-    }
+        return [Run(cell, *index.look(cell.signature)) for cell in plan.cells]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from andrea_exp.results.figures import save_figures
-from andrea_exp.results.table import ablation_table, print_table, to_csv, to_json, to_markdown
+from andrea_exp.results.formats import FORMATS, SUFFIXES, print_table
+from andrea_exp.results.table import ablation_table
 from andrea_exp.sweep.plan import AD_HOC, Plan
 
 
@@ -16,9 +16,11 @@ def write_report(plan: Plan, records: Path, overrides: Sequence[str], console: C
     table = ablation_table(plan, records)
     folder = records / "tables" / plan.name
     folder.mkdir(parents=True, exist_ok=True)
-    for suffix, text in (("md", to_markdown(table)), ("csv", to_csv(table)), ("json", to_json(table))):
-        (folder / f"table.{suffix}").write_text(text)
+    for suffix, name in SUFFIXES.items():
+        (folder / f"table.{suffix}").write_text(FORMATS[name](table, None))
     if any(cell.done + cell.diverged for cell in table.cells):
+        from andrea_exp.results.figures import save_figures
+
         save_figures(plan, records, folder)
     print_table(table)
     words = [plan.name] if plan.name != AD_HOC else []

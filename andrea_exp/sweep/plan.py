@@ -57,6 +57,11 @@ def shown(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def column_title(column: Values) -> str:
+    """Fields by their last name: "n_layers=4, lr=0.001"."""
+    return ", ".join(f"{k.split('.')[-1]}={shown(v)}" for k, v in column.items())
+
+
 @dataclass(frozen=True)
 class Plan:
     """A sweep with all its cells, and those to be reported whose tuned values are not known yet, with a first guess."""

@@ -1,0 +1,64 @@
+"""Sweeps whose records are written by hand: nothing is trained."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from conftest import TINY
+
+from andrea_exp.record import run_folder, write_json
+from andrea_exp.results import plan_of
+from andrea_exp.results.table import AblationTable, TableCell, ablation_table
+from andrea_exp.sweep.plan import Cell, Plan
+
+ARMS = {p: {"model.norm_placement": p} for p in ("pre", "post", "none")}
+RECORDS = Path("records")
+WORDS = [*TINY, "data.corpus=sotu"]
+
+
+def plan(compare: dict[str, Any] = ARMS, **roles: Any) -> Plan:
+    """The plan of a sweep file with these roles, planned anew from whatever records there are."""
+    spec = {"question": "Does it?", "baseline": next(iter(compare)), "compare": compare}
+    spec |= {"across": {}, "tune": {}, "repeat": {"seed": [0, 1, 2]}, **roles}
+    Path("sweeps").mkdir(exist_ok=True)
+    Path("sweeps/tiny.yaml").write_text(f"# @package _global_\n{json.dumps({'sweep': spec})}\n")
+    swept = {key for arm in compare.values() for key in arm} | set(spec["across"])
+    return plan_of("tiny", [word for word in WORDS if word.split("=")[0] not in swept])[0]
+
+
+def record(cell: Cell, outcome: float | str, **more: Any) -> None:
+    """A run's summary as the trainer writes it: done with a loss, diverged in a way, or another status."""
+    folder = run_folder(RECORDS, cell.signature)
+    folder.mkdir(parents=True, exist_ok=True)
+    summary: dict[str, Any] = {"parameters": 1234, "grad_norm/median": 1.5, "grad_norm/max": 2.5, "threads": 1}
+    if isinstance(outcome, float):
+        summary |= {"status": "done", "diverged": None, "val/loss": outcome, "val/bits_per_byte": outcome / 2}
+    elif outcome in ("stuck", "above start", "non-finite"):
+        loss = None if outcome == "non-finite" else 3.2
+        summary |= {"status": "diverged", "diverged": {"kind": outcome, "step": 6}, "val/loss": loss}
+    else:
+        summary = {"status": outcome, "reason": "by hand"}
+    write_json(folder / "summary.json", {**summary, **more})
+
+
+def record_arms(planned: Plan, outcomes: dict[str, list[float | str | None]]) -> AblationTable:
+    """Records outcomes arm by arm, in the order of the plan's cells (None: no run), and returns the table."""
+    for arm, results in outcomes.items():
+        for cell, outcome in zip((c for c in planned.cells if c.arm == arm), results, strict=True):
+            if outcome is not None:
+                record(cell, outcome)
+    return ablation_table(planned, RECORDS)
+
+
+def only(table: AblationTable, arm: str) -> TableCell:
+    (cell,) = (c for c in table.cells if c.arm == arm)
+    return cell
+
+
+def strict(text: str) -> Any:
+    """Parses JSON and refuses NaN and Infinity, which JSON does not have."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} in JSON")
+
+    return json.loads(text, parse_constant=refuse)
