@@ -21,7 +21,8 @@ from andrea_exp.sweep.plan import Cell, Plan
 WEIGHT_BYTES = 4
 # Bytes of a logged value in metrics.jsonl and in the event file together: 168 kB for 61 rows of 37 values.
 LOGGED_BYTES = 75
-# Of what a matrix product of 512 x 512 reaches on one thread; a demo-size run was measured at 0.41 (LOG.md).
+# Of what a matrix product of 512 x 512 reaches on one thread: runs of the demo's size reached 28.8 of 77 GFLOP/s, with
+# other work on the machine.
 SHARE_OF_MATMUL = 0.4
 START_S = 0.3  # a forked process up to its first step
 
