@@ -638,3 +638,50 @@ def test_a_run_counts_its_spikes() -> None:
     calm = [2 + 0.1 * (-1) ** i for i in range(100)]
     rows = [{**last, "step": step, "train/loss": loss} for step, loss in enumerate([*calm, 9.0, *calm], start=1)]
     assert summarise(make(), [first, *rows], 3.0, None)["spikes"] == 1
+
+
+def block_row(step: int, first: list[float | None], last: list[float | None]) -> dict[str, Any]:
+    parts = ("attn", "mlp", "norm")
+    norms = {
+        f"grad_norm/block_{b}/{p}": v for b, vs in (("00", first), ("11", last)) for p, v in zip(parts, vs, strict=True)
+    }
+    middle = {f"grad_norm/block_05/{p}": 100.0 for p in parts}
+    return {"step": step, "tokens": 1, "train/loss": 2.0, "tokens_per_s": 1, "memory_mb": 1, "grad_norm/total": 1.0} | (
+        middle | norms
+    )
+
+
+def test_a_summary_has_the_gradients_of_the_outer_blocks_at_the_end():
+    start = {"step": 0, "tokens": 0, "val/loss": 6.0, "grad_norm/total": 9.0, "grad_norm/block_00/mlp": 8.0}
+    rows = [block_row(1, [9.0] * 3, [9.0] * 3), block_row(2, [2.0, 3.0, 6.0], [1.0, 4.0, 8.0])]
+    found = summarise(make(), [start, *rows, {**rows[-1], "val/loss": 2.0, "step": 3}], 3.0, None)
+    assert (found["grad_norm/first_block"], found["grad_norm/last_block"]) == (7.0, 9.0)
+    died = block_row(3, [None, 3.0, 6.0], [1.0, 4.0, 8.0])
+    found = summarise(make(), [start, *rows, died], 3.0, 3)
+    assert (found["grad_norm/first_block"], found["grad_norm/last_block"]) == (7.0, 9.0)  # the last finite ones
+
+
+def test_an_untrained_run_has_the_gradients_of_its_one_row():
+    only = {"step": 0, "tokens": 0, "val/loss": 6.0, "grad_norm/total": 9.0, "grad_norm/block_00/mlp": 8.0}
+    found = summarise(make(), [only], 3.0, None)
+    assert (found["grad_norm/median"], found["grad_norm/first_block"], found["grad_norm/last_block"]) == (9.0, 8.0, 8.0)
+    bare = summarise(make(), [{"step": 0, "tokens": 0, "val/loss": 6.0}], 3.0, None)
+    assert (bare["grad_norm/median"], bare["grad_norm/first_block"]) == (None, None)
+
+
+def test_a_runs_summary_says_what_a_table_must_not_mix(tmp_path: Path, prepared: data.Prepared):
+    folder = record.open_run(tmp_path, make(), prepared.folder.name)
+    summary = train(folder, prepared.folder)
+    assert summary is not None
+    made = record.read_json(folder / "provenance.json")
+    assert made is not None
+    assert summary["machine"] == {
+        "device": made["device"]["name"],
+        "torch": made["versions"]["torch"],
+        "ops": made["ops"],
+        "numerics_version": made["numerics_version"],
+    }
+    rows = record.read_metrics(folder)
+    parts = [v for k, v in rows[-1].items() if k.startswith("grad_norm/block_01/")]
+    assert len(parts) > 1
+    assert summary["grad_norm/last_block"] == pytest.approx(math.hypot(*parts))
