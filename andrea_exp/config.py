@@ -72,7 +72,7 @@ Tokenizer = Enum("Tokenizer", ["bytes", "bpe", "file"])
 Schedule = Enum("Schedule", ["constant", "cosine", "wsd"])
 Precision = Enum("Precision", ["32-true", "64-true", "bf16-mixed", "fp16-mixed"])
 Device = Enum("Device", ["auto", "cpu", "cuda"])
-OpsImpl = Enum("OpsImpl", ["auto", "reference"])
+OpsImpl = Enum("OpsImpl", ["auto", "reference", "triton", "cuda"])
 Keep = Enum("Keep", ["none", "final", "all"])
 PoolKind = Enum("PoolKind", ["local", "slurm", "ray"])
 

@@ -87,7 +87,12 @@ def diagnose(model: GPT, tokens: Tensor, targets: Tensor) -> Metrics:
     """All metrics of one batch (B, T) of ids: streams, branches, attention, gradients. Weights stay untouched."""
     training = model.training
     model.eval()
-    with torch.compiler.set_stance("force_eager"), torch.enable_grad(), _tapped(model) as taps:
+    with (
+        torch.compiler.set_stance("force_eager"),
+        ops.definitions(),
+        torch.enable_grad(),
+        _tapped(model) as taps,
+    ):
         loss = model.loss(tokens, targets)
         gradients = torch.autograd.grad(loss, [*taps.streams, *model.parameters()])
     model.train(training)

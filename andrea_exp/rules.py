@@ -6,6 +6,7 @@ A field that another choice makes meaningless is null ("dead") in a resolved con
 import dataclasses
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -28,6 +29,7 @@ from andrea_exp.config import (
     ModelConfig,
     NormPlacement,
     NormType,
+    OpsImpl,
     PoolConfig,
     PoolKind,
     Position,
@@ -447,6 +449,15 @@ def _check_train(c: RunConfig) -> None:
         t.precision.name != "fp16-mixed" or t.device is not Device.cpu,
         "train.precision=fp16-mixed needs a GPU (on a CPU it would silently become bf16); use 32-true or bf16-mixed",
     )
+    if c.ops.impl in (OpsImpl.triton, OpsImpl.cuda):
+        wanted = f"ops.impl={c.ops.impl.name}"
+        _require(t.precision.name != "64-true", f"{wanted} computes in float32; use ops.impl=reference for 64-true")
+        # Triton's interpreter runs on a CPU, for tests; what else can be known only of a machine is asked there.
+        interpreted = c.ops.impl is OpsImpl.triton and os.environ.get("TRITON_INTERPRET") == "1"
+        _require(
+            t.device is not Device.cpu or interpreted,
+            f"{wanted} needs a CUDA GPU, not train.device=cpu; use ops.impl=reference or auto",
+        )
 
 
 def identity(config: RunConfig, data_fingerprint: str) -> dict[str, Any]:

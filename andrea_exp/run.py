@@ -98,8 +98,10 @@ def train(
     """Trains one run and returns its summary, empty in ranks after the first; None where it was asked to stop."""
     config, started = load_config(folder), time.time()
     prepared = data.load(corpus)
-    if config.train.precision.name == "64-true":
+    float64 = config.train.precision.name == "64-true"
+    if float64:
         torch.set_default_dtype(torch.float64)
+    ran = ops.use(config.ops.impl.name, resolve_device(config.train.device), float64)
     model = GPT(config.model, config.seed)
     model.trunk.recompute = config.train.recompute
     if resumed:
@@ -112,7 +114,7 @@ def train(
     keeper = checkpoint.Keeper(config, folder, watch, lease, resumed)
     trainer = _trainer(config, [watch, keeper], config.train.steps - start)
     if rank == 0:
-        found = _provenance(folder, config, corpus.name, start, trainer.strategy.root_device)
+        found = _provenance(folder, config, corpus.name, start, trainer.strategy.root_device, ran)
         write_json(folder / "provenance.json", found)
     if watch.view:
         watch.view.begin(_flat(config), started, read_metrics(folder))
@@ -263,7 +265,9 @@ def _flat(config: RunConfig) -> dict[str, Any]:
     return {f"{s}.{k}": v for s in names for k, v in sections[s].items()} | {"seed": config.seed}
 
 
-def _provenance(folder: Path, config: RunConfig, fingerprint: str, start: int, device: torch.device) -> dict[str, Any]:
+def _provenance(
+    folder: Path, config: RunConfig, fingerprint: str, start: int, device: torch.device, ran: dict[str, str]
+) -> dict[str, Any]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
     return provenance(
         folder,
@@ -273,7 +277,7 @@ def _provenance(folder: Path, config: RunConfig, fingerprint: str, start: int, d
         device={"type": device.type, "name": name},
         threads=torch.get_num_threads(),
         tf32=torch.backends.cuda.matmul.allow_tf32,
-        ops=ops.implementation(config.ops.impl.name),
+        ops=ran,
     )
 
 

@@ -407,6 +407,21 @@ DEAD: dict[str, tuple[str, str] | None] = {
     "model.norm_bias": ("model.norm_type=rmsnorm", "model.norm_bias=true"),
     "model.eps": ("model.norm_type=dyt", "model.eps=1e-6"),
     "model.rope_theta": ("model.position=learned", "model.rope_theta=100"),
+    "pool.runs_per_gpu": ("pool.kind=ray", "pool.runs_per_gpu=2"),
+    **{
+        f"pool.{field}": ("pool.kind=local", f"pool.{field}={value}")
+        for field, value in {
+            "partition": "long",
+            "account": "physics",
+            "time_min": 30,
+            "warn_s": 60,
+            "mem_gb": 8,
+            "flags": "{qos: high}",
+            "detach": "true",
+            "gpus": 1,
+            "address": "auto",
+        }.items()
+    },
     "optim.min_lr_ratio": ("optim.schedule=constant", "optim.min_lr_ratio=0.5"),
     "optim.decay_fraction": ("optim.schedule=cosine", "optim.decay_fraction=0.5"),
 }
@@ -669,9 +684,28 @@ IDENTITY = {
 }
 # How and where a run happens; `sweep` is the question that it belongs to.
 CIRCUMSTANCES = {
-    "pool.kind": ("pool.kind=elsewhere",),
+    "pool.kind": ("pool.kind=ray"),
     "pool.threads": ("pool.threads=2",),
     "pool.slots": ("pool.slots=3",),
+    "pool.runs_per_gpu": ("pool.runs_per_gpu=2",),
+    "pool.retries": ("pool.retries=5",),
+    "pool.fail_fast": ("pool.fail_fast=true",),
+    **{
+        f"pool.{field}": ("pool.kind=slurm", f"pool.{field}={value}")
+        for field, value in {
+            "partition": "long",
+            "account": "physics",
+            "time_min": 30,
+            "warn_s": 60,
+            "mem_gb": 8,
+            "flags": "{qos: high}",
+            "detach": "true",
+            "gpus": 1,
+        }.items()
+    },
+    "pool.address": ("pool.kind=ray", "pool.address=auto"),
+    "checkpoint.every_s": ("checkpoint.every_s=5",),
+    "checkpoint.keep": ("checkpoint.keep=all",),
     "records": ("records=elsewhere",),
     "tensorboard": ("tensorboard=false",),
     **{f"sweep.{field.name}": None for field in dataclasses.fields(SweepConfig)},

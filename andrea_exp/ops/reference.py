@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def layer_norm(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+def layer_norm(x: Tensor, gain: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """(x - mean) / sqrt(var + eps) * gain + bias over the last dimension. Ba et al. 2016, eq. 4."""
-    return F.layer_norm(x, gain.shape, gain, bias, eps)
+    return F.layer_norm(x, x.shape[-1:], gain, bias, eps)
 
 
-def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, gain: Tensor | None, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * gain over the last dimension. Zhang & Sennrich 2019, eq. 4."""
-    return F.rms_norm(x, gain.shape, gain, eps)
+    return F.rms_norm(x, x.shape[-1:], gain, eps)
 
 
 def dyt(x: Tensor, alpha: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
@@ -28,7 +28,7 @@ def dyt(x: Tensor, alpha: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
 def add_norm(
     stream: Tensor,
     delta: Tensor,
-    gain: Tensor,
+    gain: Tensor | None,
     bias: Tensor | None,
     eps: float,
     kind: str,
@@ -45,12 +45,12 @@ def add_norm(
     return total, normed if out_scale == 1 else normed * out_scale
 
 
-def norm_add(stream: Tensor, delta: Tensor, gain: Tensor, bias: Tensor | None, eps: float, kind: str) -> Tensor:
+def norm_add(stream: Tensor, delta: Tensor, gain: Tensor | None, bias: Tensor | None, eps: float, kind: str) -> Tensor:
     """stream + the normalised delta, in one pass. Both (..., D)."""
     return stream + _norm(delta, gain, bias, eps, kind)
 
 
-def _norm(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, kind: str) -> Tensor:
+def _norm(x: Tensor, gain: Tensor | None, bias: Tensor | None, eps: float, kind: str) -> Tensor:
     return rms_norm(x, gain, eps) if kind == "rmsnorm" else layer_norm(x, gain, bias, eps)
 
 

@@ -15,7 +15,7 @@ from rich.live import Live
 
 from andrea_exp import data
 from andrea_exp.compose import check_overrides, parse
-from andrea_exp.config import Device, PoolConfig, PoolKind
+from andrea_exp.config import Device, OpsImpl, PoolConfig, PoolKind
 from andrea_exp.errors import UserError
 from andrea_exp.index import Index
 from andrea_exp.record import Status, open_run, require_writable, run_folder
@@ -26,6 +26,7 @@ from andrea_exp.sweep.pool import Detached, FailedFast, Job, Stopped
 from andrea_exp.sweep.slots import slots_of, threads_of
 
 LINE_EVERY_S = 60.0
+FORCED_OPS = (OpsImpl.triton, OpsImpl.cuda)
 LOOKING_SHARE = 20  # times as long as a look at all runs took is waited for the next: they may be ten thousand
 
 
@@ -153,6 +154,14 @@ def _require_devices(cells: list[Cell]) -> None:
 
         if not torch.cuda.is_available():
             raise UserError("train.device: there is no CUDA GPU here (fp16-mixed needs one too); use device=cpu")
+    forced = {(c.config.ops.impl, c.config.train.device) for c in cells if c.config.ops.impl in FORCED_OPS}
+    if forced:
+        from andrea_exp import ops
+        from andrea_exp.run import resolve_device
+
+        for impl, device in forced:
+            if why := ops.refusal(impl.name, resolve_device(device)):
+                raise UserError(why)
 
 
 @contextmanager

@@ -1,0 +1,23 @@
+"""Runs `tests/kernels` as sessions of their own: Triton's interpreter must be chosen before Triton is imported."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent / "kernels"
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.parametrize("module", sorted(p.name for p in HERE.glob("test_*.py")))
+def test_kernels(module: str) -> None:
+    """Every test of the module passes, and none is skipped but for want of a second GPU."""
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-n", "0", "-p", "no:cacheprovider", str(HERE / module)]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_XDIST")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=HERE.parent.parent)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+    assert done.stdout.count("SKIPPED") == done.stdout.count("needs two GPUs")
