@@ -118,6 +118,10 @@ REFUSED = {
     "train data.vocab_size=300": ("data.vocab_size", "data.tokenizer"),
     # devices
     "train train.precision=fp16-mixed train.device=cpu": ("train.precision=fp16-mixed", "GPU"),
+    "train ops.impl=triton train.device=cpu": ("ops.impl=triton", "train.device=cpu", "reference"),
+    "train ops.impl=cuda train.device=cpu": ("ops.impl=cuda", "train.device=cpu", "reference"),
+    "train ops.impl=triton train.precision=64-true": ("ops.impl=triton", "float32", "reference"),
+    "train ops.impl=trition": ("ops.impl", "triton"),
     # corpora
     "train data.path=nowhere": ("data.path=nowhere", "no such"),
     "train data.path=blank": ("data.path=blank", "no text"),
@@ -249,6 +253,14 @@ def test_a_gpu_that_is_not_there_is_never_replaced(words: str, place: Path, caps
     line = refusal(tiny("data.path=long.txt", *words.split()), capsys)
     assert "train.device" in line
     assert "GPU" in line
+    assert not (place / "records").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize("impl", ["triton", "cuda"])
+def test_kernels_that_cannot_run_are_never_replaced(impl: str, place: Path, capsys: pytest.CaptureFixture[str]):
+    line = refusal(tiny("data.path=long.txt", "train.device=auto", f"ops.impl={impl}"), capsys)
+    assert f"ops.impl={impl} needs a CUDA GPU" in line
     assert not (place / "records").exists()
 
 

@@ -11,13 +11,24 @@ import pytest
 HERE = Path(__file__).parent / "kernels"
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.slow
 @pytest.mark.parametrize("module", sorted(p.name for p in HERE.glob("test_*.py")))
 def test_kernels(module: str) -> None:
     """Every test of the module passes, and none is skipped but for want of a second GPU."""
-    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-n", "0", "-p", "no:cacheprovider", str(HERE / module)]
+    session(module)
+
+
+def test_a_few_of_each_kind() -> None:
+    """The quick form of the above."""
+    session("test_activations.py", "test_norms.py", "-k", "gate_comes_first or any_rank or extreme or no_rows")
+
+
+def session(*words: str) -> None:
+    if find_spec("triton") is None:
+        pytest.skip("triton is not installed")
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-n", "0", "-p", "no:cacheprovider", *words]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_XDIST")}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=HERE.parent.parent)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=HERE)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
     assert done.stdout.count("SKIPPED") == done.stdout.count("needs two GPUs")
