@@ -79,6 +79,10 @@ def _parser() -> argparse.ArgumentParser:
     facts = verbs.add_parser("facts", help="the source texts' countable statements beside their exact values")
     facts.add_argument("--json", action="store_true", help="for machines")
     facts.set_defaults(run=_facts)
+    told = "what the source texts claim, and what the runs that there are say to it"
+    claims = verbs.add_parser("claims", help=told, description=told, epilog="Further words are those of the sweeps.")
+    claims.add_argument("--json", action="store_true", help="for machines: every regime, and the runs behind it")
+    claims.set_defaults(run=_claims)
     bench = verbs.add_parser("bench", help="measure the harness against a bare torch loop")
     bench.add_argument("what", choices=("train",))
     bench.add_argument("--json", action="store_true", help="for machines")
@@ -202,6 +206,19 @@ def _facts(options: argparse.Namespace, _: list[str]) -> int:
         holds = "[green]yes[/]" if row["holds"] else "[red]no[/]"
         table.add_row(row["row"], row["text"], stated, f"{exact} {row['unit']}", holds, row["remark"])
     Console().print(table)
+    return 0
+
+
+def _claims(options: argparse.Namespace, overrides: list[str]) -> int:
+    from rich.console import Console
+
+    from andrea_exp.results import claims
+
+    found = list(claims.rows(claims.judge_all(overrides)))
+    if options.json:
+        print(json.dumps(found, indent=2))
+    else:
+        Console().print(claims.render(found))
     return 0
 
 
