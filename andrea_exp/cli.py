@@ -8,9 +8,12 @@ import time
 import urllib.parse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from andrea_exp.errors import UserError, refuse_words
+from andrea_exp.errors import UserError, did_you_mean, refuse_words
+
+if TYPE_CHECKING:
+    from andrea_exp.results.table import AblationTable
 
 # What TensorBoard shows first: its own order is the alphabet's.
 PINNED = ("val/loss", "train/loss", "grad_norm/total", "clip/coef")
@@ -61,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument("--format", choices=formats, default="text", help="csv and json hold everything, unrounded")
     table.add_argument("--columns", metavar="A,B,...", help="a row an arm and column, with these side by side")
     table.add_argument("--full", action="store_true", help="all of them, in several tables where one is too wide")
+    table.add_argument("--published", action="store_true", help="differences beside those of published tables")
     status = verb("status", _status, "how a sweep stands, from its records")
     status.add_argument("--watch", action="store_true", help="keep it on the screen until the sweep is done")
     status.add_argument("--json", action="store_true", help="for machines")
@@ -115,11 +119,26 @@ def _table(options: argparse.Namespace, overrides: list[str]) -> int:
         raise UserError(
             f"{plan.name}: no finished runs with these overrides in {records}/; run: andrea-exp sweep {options.name}"
         )
-    if options.format == "text":
+    if options.published:
+        _print_published(made)
+    elif options.format == "text":
         formats.print_table(made, columns)
     else:
         print(formats.FORMATS[options.format](made, columns), end="")
     return 0
+
+
+def _print_published(table: "AblationTable") -> None:
+    from rich.console import Console
+
+    from andrea_exp.results.formats import published_to_rich
+    from andrea_exp.results.published import of_sweep, read_published
+
+    found = of_sweep(table.name)
+    if not found:
+        asked = sorted({p.sweep for p in read_published() if p.sweep})
+        raise UserError(f"{table.name}: no published table asks this; {did_you_mean(table.name, asked)}")
+    Console().print(published_to_rich(table, found))
 
 
 def _status(options: argparse.Namespace, overrides: list[str]) -> int:

@@ -219,6 +219,19 @@ def test_columns_that_a_claim_leaves_open_are_its_regimes():
 
 
 @pytest.mark.usefixtures("empty_folder")
+def test_a_run_that_has_not_ended_counts_on_neither_side():
+    planned = plan(ARMS)
+    for cell in planned.cells:
+        if cell.config.seed:
+            record(cell, "stuck" if cell.arm == "post" else 2.0)
+        elif cell.arm == "post":
+            record(cell, "failed")
+    found = judged(planned, rule="fails", left={"arm": "post"}, right={"arm": "pre"})
+    assert (found.verdict, found.main.n, found.main.effect) == (Verdict.inconclusive, 2, 1.0)
+    assert len(found.signatures) == 4
+
+
+@pytest.mark.usefixtures("empty_folder")
 def test_several_arms_are_regimes_of_their_own_and_no_more_seeds():
     planned = plan(ARMS)
     for cell in planned.cells:
