@@ -8,9 +8,12 @@ import time
 import urllib.parse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from andrea_exp.errors import UserError, of_the_machine, refuse_words
+from andrea_exp.errors import UserError, did_you_mean, of_the_machine, refuse_words
+
+if TYPE_CHECKING:
+    from andrea_exp.results.table import AblationTable
 
 # What TensorBoard shows first: its own order is the alphabet's.
 PINNED = ("val/loss", "train/loss", "grad_norm/total", "clip/coef")
@@ -66,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument("--format", choices=formats, default="text", help="csv and json hold everything, unrounded")
     table.add_argument("--columns", metavar="A,B,...", help="a row an arm and column, with these side by side")
     table.add_argument("--full", action="store_true", help="all of them, in several tables where one is too wide")
+    table.add_argument("--published", action="store_true", help="differences beside those of published tables")
     status = verb("status", _status, "how a sweep stands, from its records")
     status.add_argument("--watch", action="store_true", help="keep it on the screen until the sweep is done")
     status.add_argument("--json", action="store_true", help="for machines")
@@ -96,6 +100,10 @@ def _parser() -> argparse.ArgumentParser:
     facts = verbs.add_parser("facts", help="the source texts' countable statements beside their exact values")
     facts.add_argument("--json", action="store_true", help="for machines")
     facts.set_defaults(run=_facts)
+    told = "what the source texts claim, and what the runs that there are say to it"
+    claims = verbs.add_parser("claims", help=told, description=told, epilog="Further words are those of the sweeps.")
+    claims.add_argument("--json", action="store_true", help="for machines: every regime, and the runs behind it")
+    claims.set_defaults(run=_claims)
     bench = verbs.add_parser("bench", help="measure the harness: against a bare torch loop, and at 10,000 runs")
     bench.add_argument("what", choices=("train", "slots", "scale"))
     bench.add_argument("--json", action="store_true", help="for machines")
@@ -128,11 +136,26 @@ def _table(options: argparse.Namespace, overrides: list[str]) -> int:
         raise UserError(
             f"{plan.name}: no finished runs with these overrides in {records}/; run: andrea-exp sweep {options.name}"
         )
-    if options.format == "text":
+    if options.published:
+        _print_published(made)
+    elif options.format == "text":
         formats.print_table(made, columns)
     else:
         print(formats.FORMATS[options.format](made, columns), end="")
     return 0
+
+
+def _print_published(table: "AblationTable") -> None:
+    from rich.console import Console
+
+    from andrea_exp.results.formats import published_to_rich
+    from andrea_exp.results.published import of_sweep, read_published
+
+    found = of_sweep(table.name)
+    if not found:
+        asked = sorted({p.sweep for p in read_published() if p.sweep})
+        raise UserError(f"{table.name}: no published table asks this; {did_you_mean(table.name, asked)}")
+    Console().print(published_to_rich(table, found))
 
 
 def _status(options: argparse.Namespace, overrides: list[str]) -> int:
@@ -294,6 +317,19 @@ def _facts(options: argparse.Namespace, _: list[str]) -> int:
         holds = "[green]yes[/]" if row["holds"] else "[red]no[/]"
         table.add_row(row["row"], row["text"], stated, f"{exact} {row['unit']}", holds, row["remark"])
     Console().print(table)
+    return 0
+
+
+def _claims(options: argparse.Namespace, overrides: list[str]) -> int:
+    from rich.console import Console
+
+    from andrea_exp.results import claims
+
+    found = list(claims.rows(claims.judge_all(overrides)))
+    if options.json:
+        print(json.dumps(found, indent=2))
+    else:
+        Console().print(claims.render(found))
     return 0
 
 

@@ -656,6 +656,7 @@ def test_a_summary_has_the_gradients_of_the_outer_blocks_at_the_end():
     rows = [block_row(1, [9.0] * 3, [9.0] * 3), block_row(2, [2.0, 3.0, 6.0], [1.0, 4.0, 8.0])]
     found = summarise(make(), [start, *rows, {**rows[-1], "val/loss": 2.0, "step": 3}], 3.0, None)
     assert (found["grad_norm/first_block"], found["grad_norm/last_block"]) == (7.0, 9.0)
+    assert (found["grad_norm/median"], found["grad_norm/max"]) == (1.0, 1.0)  # step 0 has another batch
     died = block_row(3, [None, 3.0, 6.0], [1.0, 4.0, 8.0])
     found = summarise(make(), [start, *rows, died], 3.0, 3)
     assert (found["grad_norm/first_block"], found["grad_norm/last_block"]) == (7.0, 9.0)  # the last finite ones

@@ -11,10 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from andrea_exp.results.frames import frames_by_place, metrics_frame
+from andrea_exp.results.published import of_sweep, rows
+from andrea_exp.results.table import AblationTable
 from andrea_exp.style import COLOURS, STYLE
 from andrea_exp.sweep.plan import Plan, shown
 
 PANELS_IN_A_ROW = 4
+MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
 def loss_curves(plan: Plan, records: Path) -> Figure:
@@ -62,6 +65,30 @@ def gradient_norms_by_depth(plan: Plan, records: Path) -> Figure:
                     panel.plot(mean.index, mean, line, color=colour, label=label, marker=".")
         panel.set_yscale("log")
     _legend(panels, "dashed: step 1; solid: last")
+    return figure
+
+
+def published_differences(table: AblationTable) -> Figure:
+    """Each arm's difference to the baseline, ours and in every published table that asks the same: on other scales."""
+    found = rows(table, of_sweep(table.name))
+    names: list[str | None] = list(dict.fromkeys(row.table for row in found))
+    theirs = {row.arm for row in found if row.table is not None}
+    arms = [arm for arm in table.arms if arm in theirs]
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 1.2 + 0.5 * len(arms)), layout="constrained")
+        axes = figure.subplots()
+    for i, (name, colour, marker) in enumerate(zip(names, _cycle(COLOURS), _cycle(MARKERS), strict=False)):
+        own = [row for row in found if row.table == name and row.arm in theirs]
+        y = [arms.index(row.arm) + 0.12 * (i - (len(names) - 1) / 2) for row in own]
+        axes.plot([row.difference for row in own], y, marker, color=colour, label=name or "ours [95% CI]")
+        for row, height in zip(own, y, strict=True):
+            if row.low is not None and row.high is not None:
+                axes.plot([row.low, row.high], [height, height], "-", color=colour)
+    axes.axvline(0, color="black", lw=0.8)
+    axes.set_yticks(range(len(arms)), arms)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"difference to {table.baseline} (nats a token)\npublished: another size, text and objective")
+    _legend([axes], "")
     return figure
 
 

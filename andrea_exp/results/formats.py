@@ -18,14 +18,15 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from andrea_exp.results.layout import PAPER, SUPERSCRIPT, WIDTH, flat, flat_legend, footnotes, layout
+from andrea_exp.results.layout import PAPER, SUPERSCRIPT, WIDTH, flat, flat_legend, footnotes, layout, panels
+from andrea_exp.results.published import Published, grid, notes
 from andrea_exp.results.table import AblationTable
 from andrea_exp.sweep.plan import column_title
 
 
 def to_rich(table: AblationTable, names: Sequence[str] | None = None) -> Group:
-    panels, lines = layout(table, names)
-    drawn = [_rich(head, rows) for head, rows in panels]
+    parts, lines = layout(table, names)
+    drawn = [_rich(head, rows) for head, rows in parts]
     drawn[0].title = table.question or None
     return Group(*drawn, *map(Text, lines))
 
@@ -51,9 +52,9 @@ def print_table(table: AblationTable, names: Sequence[str] | None = None) -> Non
 
 
 def to_markdown(table: AblationTable, names: Sequence[str] | None = None) -> str:
-    panels, lines = layout(table, names)
+    parts, lines = layout(table, names)
     title = [f"**{table.question}**", ""] if table.question else []
-    written = [line for panel in panels for line in (*_markdown(*panel), "")]
+    written = [line for panel in parts for line in (*_markdown(*panel), "")]
     return "\n".join([*title, *written, *(f"- {line}" for line in lines), ""])
 
 
@@ -66,9 +67,14 @@ def _markdown(head: list[str], rows: list[list[str]]) -> list[str]:
     return [line(head), rule, *map(line, rows)]
 
 
+def published_to_rich(table: AblationTable, published: Sequence[Published]) -> Group:
+    """Our differences beside those of published tables."""
+    return Group(*(_rich(*panel) for panel in panels(*grid(table, published), keys=1)), *map(Text, notes(published)))
+
+
 def to_latex(table: AblationTable, names: Sequence[str] | None = None) -> str:
     """A float for a paper, by booktabs and graphicx; wider than the line, it is made smaller."""
-    panels, lines = layout(table, names or PAPER)
+    parts, lines = layout(table, names or PAPER)
     runs = (f"% {_one_line(c.arm)} {column_title(c.column)}: {' '.join(c.signatures)}" for c in table.cells)
     return "\n".join(
         [
@@ -77,7 +83,7 @@ def to_latex(table: AblationTable, names: Sequence[str] | None = None) -> str:
             r"\begin{table}",
             r"\centering",
             rf"\caption{{{tex(table.question or table.name)}}}",
-            *(line for panel in panels for line in _tabular(*panel)),
+            *(line for panel in parts for line in _tabular(*panel)),
             r"\par\smallskip\raggedright\footnotesize",
             *(tex(line) + r"\par" for line in lines),
             r"\end{table}",

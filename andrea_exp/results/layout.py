@@ -250,7 +250,7 @@ def flat(table: AblationTable, names: Sequence[str]) -> Grid:
     return head, rows
 
 
-def _panels(head: list[str], rows: list[list[str]], keys: int, width: int = WIDTH) -> Iterator[Grid]:
+def panels(head: list[str], rows: list[list[str]], keys: int, width: int = WIDTH) -> Iterator[Grid]:
     """A wide table as several that fit, each beginning with the first `keys` columns."""
     widths = [w + GAP for w in _widths(head, rows)]
     start = sum(widths[:keys])
@@ -272,5 +272,5 @@ def layout(table: AblationTable, names: Sequence[str] | None) -> tuple[list[Grid
     if names is None:
         return [_grid(table)], [legend(table), *footnotes(table)]
     head, rows = flat(table, names)
-    panels = list(_panels(head, rows, keys=1 + len(table.columns[0])))
-    return panels, [flat_legend(table, names), *footnotes(table)]
+    parts = list(panels(head, rows, keys=1 + len(table.columns[0])))
+    return parts, [flat_legend(table, names), *footnotes(table)]

@@ -1,0 +1,318 @@
+"""The source texts' claims against whatever runs there are: data in claims.yaml, rules in verdicts.py."""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from rich.table import Table
+from rich.text import Text
+
+from andrea_exp.errors import UserError, did_you_mean
+from andrea_exp.facts import check_all
+from andrea_exp.record import Status, read_metrics, run_folder
+from andrea_exp.results import verdicts
+from andrea_exp.results.contrast import gaps
+from andrea_exp.results.fairness import fairness
+from andrea_exp.results.load import SUMMARY, Run, plan_of, read_runs
+from andrea_exp.results.table import LEAST_RATES, LR
+from andrea_exp.results.verdicts import Finding, Verdict
+from andrea_exp.sweep.plan import Plan, Values, column_title
+
+DATA = Path(__file__).with_suffix(".yaml")
+RULES = ("less", "equal", "fails", "trains", "between")
+OF_LOSS = ("less", "equal")  # rules that compare tuned models
+EVERY = ("equal", "trains", "between")  # claims about all regimes
+
+
+@dataclass
+class Claim:
+    """One entry of claims.yaml, which says what its fields mean."""
+
+    id: str
+    text: str
+    source: str
+    sweep: str | None = None
+    rule: str = ""
+    left: dict[str, Any] = field(default_factory=dict)
+    right: dict[str, Any] = field(default_factory=dict)
+    metric: str = "val_loss"
+    margin: float | None = None
+    bounds: list[float] = field(default_factory=list)
+    slope_over: str | None = None
+    kind: str | None = None  # of divergence, where only one counts
+
+
+@dataclass(frozen=True)
+class Regime:
+    """A claim in one setting of everything that it leaves open."""
+
+    where: str
+    finding: Finding
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim and what its runs say."""
+
+    claim: Claim
+    verdict: Verdict
+    regimes: list[Regime]
+    remarks: list[str]
+    signatures: list[str]
+
+    @property
+    def main(self) -> Finding:
+        """The numbers of a claim with one regime; of several only their verdict is one."""
+        return self.regimes[0].finding if len(self.regimes) == 1 else Finding(self.verdict)
+
+
+def read_claims(path: Path = DATA) -> list[Claim]:
+    """Raises UserError for an entry that no rule could judge."""
+    merged = (OmegaConf.merge(OmegaConf.structured(Claim), entry) for entry in OmegaConf.load(path))
+    claims: list[Claim] = [OmegaConf.to_object(c) for c in merged]  # type: ignore[misc]
+    for claim in claims:
+        _check(claim)
+    return claims
+
+
+def _check(claim: Claim) -> None:
+    if claim.sweep is None:
+        return
+    needs = {"less": "right margin", "equal": "right margin", "fails": "", "trains": "", "between": "bounds"}
+    if claim.rule not in needs:
+        raise UserError(f"claim {claim.id}: rule={claim.rule}: no such rule; {did_you_mean(claim.rule, needs)}")
+    for name in needs[claim.rule].split():
+        if not getattr(claim, name):
+            raise UserError(f"claim {claim.id}: rule {claim.rule} needs {name}")
+    if claim.metric not in METRICS:
+        raise UserError(f"claim {claim.id}: metric={claim.metric}: unknown; {did_you_mean(claim.metric, METRICS)}")
+
+
+def judge_all(overrides: Sequence[str] = (), claims: Sequence[Claim] | None = None) -> list[Judged]:
+    """All claims, each against the records of its sweep. `overrides` are those that the sweeps ran with."""
+
+    @cache
+    def runs_of(sweep: str) -> tuple[Plan, Path, list[Run]]:
+        plan, records = plan_of(sweep, overrides)
+        return plan, records, read_runs(plan, records)
+
+    def judged(claim: Claim) -> Judged:
+        if claim.sweep is None:
+            return Judged(claim, Verdict.missing, [], ["no sweep asks it yet"], [])
+        return judge(claim, *runs_of(claim.sweep))
+
+    return [judged(claim) for claim in (read_claims() if claims is None else claims)]
+
+
+def judge(claim: Claim, plan: Plan, records: Path, runs: Sequence[Run]) -> Judged:
+    """One claim against a sweep's runs. Raises UserError where the sweep has no such arm or column."""
+    for side in (claim.left, claim.right):
+        _check_side(claim, side, plan)
+    reported = [run for run in runs if run.cell.purpose == "report"]
+    left = _by_regime(claim, claim.left, reported)
+    right = _by_regime(claim, claim.right, reported)
+    regimes = [
+        Regime(", ".join(filter(None, where)), _finding(claim, own, right.get(("", where[1]), []), records))
+        for where, own in left.items()
+    ]
+    verdict = verdicts.combined([r.finding for r in regimes], every=claim.rule in EVERY)
+    remarks = _remarks(claim, plan, runs)
+    if verdict is not Verdict.missing and any(remark in BLOCKING for remark, _ in remarks):
+        verdict = Verdict.inconclusive
+    used = [run for side in (left, right) for found in side.values() for run in found if run.status.finished]
+    told = [text for _, text in remarks] if verdict is not Verdict.missing else []
+    return Judged(claim, verdict, regimes, told, list(dict.fromkeys(run.cell.signature for run in used)))
+
+
+def _check_side(claim: Claim, side: Values, plan: Plan) -> None:
+    where = f"claim {claim.id}: sweep {claim.sweep}"
+    for key, wanted in side.items():
+        known = plan.arms if key == "arm" else plan.spec.across.get(key)
+        if known is None:
+            raise UserError(f"{where} has no column {key}; {did_you_mean(key, plan.spec.across)}")
+        for value in _several(wanted):
+            if value not in known:
+                raise UserError(f"{where} has no {key}={value}; {did_you_mean(value, map(str, known))}")
+
+
+def _several(wanted: Any) -> list[Any]:
+    return wanted if isinstance(wanted, list) else [wanted]
+
+
+def _by_regime(claim: Claim, side: Values, runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
+    """A side's runs by (arm, columns) where the claim leaves those open: it names several arms, or not that column.
+
+    With a slope, its field is no regime: the slope goes over it.
+    """
+    closed = {k for s in (claim.left, claim.right) for k, v in s.items() if not isinstance(v, list)}
+    found: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        stands = {"arm": run.cell.arm, **run.cell.column}
+        if side and all(stands[key] in _several(wanted) for key, wanted in side.items()):
+            arm = run.cell.arm if isinstance(side["arm"], list) else ""
+            open_ = {k: v for k, v in run.cell.column.items() if k not in closed | {claim.slope_over}}
+            found.setdefault((arm, column_title(open_)), []).append(run)
+    return found
+
+
+def _finding(claim: Claim, left: Sequence[Run], right: Sequence[Run], records: Path) -> Finding:
+    if claim.rule == "fails":
+        return verdicts.fails(_diverged(left, claim.kind), _diverged(right, claim.kind) if claim.right else None)
+    if claim.rule == "trains":
+        return verdicts.trains(_diverged(left, claim.kind))
+    if claim.rule == "between":
+        return _between(claim, left, records)
+    assert claim.margin is not None
+    rule = verdicts.less if claim.rule == "less" else verdicts.equal
+    return rule(gaps(left, right, claim.metric), claim.margin)
+
+
+def _diverged(runs: Sequence[Run], kind: str | None) -> list[bool]:
+    return [
+        run.status is Status.diverged and kind in (None, run.summary["diverged"]["kind"])
+        for run in runs
+        if run.status.finished
+    ]
+
+
+def _between(claim: Claim, runs: Sequence[Run], records: Path) -> Finding:
+    """Ratios and norms span decades: their interval is that of the logarithm."""
+    measure, (least, most) = METRICS[claim.metric], claim.bounds
+    ended = [(run, measure(run, records)) for run in runs if run.status.finished]
+    logs = [(run, math.log(value)) for run, value in ended if value is not None and value > 0]
+    if claim.slope_over:
+        return verdicts.between(_slopes(logs, claim.slope_over), least, most)
+    found = verdicts.between([log for _, log in logs], math.log(least) if least > 0 else -math.inf, math.log(most))
+    effect, low, high = (None if v is None else math.exp(v) for v in (found.effect, found.low, found.high))
+    return Finding(found.verdict, effect, low, high, found.n)
+
+
+def _slopes(logs: Sequence[tuple[Run, float]], key: str) -> list[float]:
+    """A least-squares slope for each seed that has two values of the field or more."""
+    by_seed: dict[str, list[tuple[float, float]]] = {}
+    for run, log in logs:
+        by_seed.setdefault(repr(run.cell.repeat), []).append((math.log(run.cell.column[key]), log))
+    lines = (statistics.linear_regression(*zip(*points, strict=True)) for points in by_seed.values() if len(points) > 1)
+    return [line.slope for line in lines]
+
+
+BLOCKING = ("rates", "edge")  # the protocol's conditions for a claim about tuned models
+
+
+def _remarks(claim: Claim, plan: Plan, runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """What limits a claim about losses: too few learning rates, and marks of the arms that it compares."""
+    if claim.rule not in OF_LOSS:
+        return []
+    rates = len(plan.spec.tune.get(LR, []))
+    few = [("rates", f"learning rates tuned over {rates} values, a claim takes {LEAST_RATES}")] * (rates < LEAST_RATES)
+    arms = {arm for side in (claim.left, claim.right) for arm in _several(side["arm"])}
+    marks = [m for m in fairness(plan, runs) if arms & set(m.arms) or not m.arms]
+    return few + [(mark.check, mark.sentence) for mark in marks]
+
+
+def _logged(prefix: str, join: Callable[[list[float]], float]) -> Callable[[Run, Path], float | None]:
+    """A metric of a run's last row: what `join` makes of all values whose names begin with `prefix`."""
+
+    def measure(run: Run, records: Path) -> float | None:
+        rows = read_metrics(run_folder(records, run.cell.signature))
+        last = rows[-1] if rows else {}
+        values = [v for name, v in sorted(last.items()) if name.startswith(prefix) and v is not None]
+        return join(values) if values else None
+
+    return measure
+
+
+def _first_over_last(run: Run, _: Path) -> float | None:
+    first, last = run.number("grad_norm_first_block"), run.number("grad_norm_last_block")
+    return None if first is None or not last else first / last
+
+
+def _last_mlp(run: Run, records: Path) -> float | None:
+    rows = read_metrics(run_folder(records, run.cell.signature))
+    last = rows[-1] if rows else {}
+    names = [name for name in last if name.startswith("grad_norm/block_") and name.endswith("/mlp")]
+    return last[max(names)] if names else None
+
+
+def _summary(column: str) -> Callable[[Run, Path], float | None]:
+    return lambda run, _: run.number(column)
+
+
+METRICS: dict[str, Callable[[Run, Path], float | None]] = {
+    **{column: _summary(column) for column in SUMMARY},
+    "first_over_last_block": _first_over_last,
+    "last_mlp_gradient": _last_mlp,
+    "branch_ratio": _logged("branch/ratio/", lambda values: sum(values) / len(values)),
+    "stream_rms": _logged("stream/rms/final", lambda values: values[0]),
+}
+
+
+# Rows to print
+
+
+def rows(judged: Sequence[Judged]) -> Iterator[dict[str, Any]]:
+    """One row a claim, facts after them: id, text, verdict, effect, interval, n, what it rests on."""
+    for j in judged:
+        yield {
+            **asdict(j.claim),
+            "verdict": str(j.verdict),
+            "effect": j.main.effect,
+            "ci_low": j.main.low,
+            "ci_high": j.main.high,
+            "n": j.main.n or sum(r.finding.n for r in j.regimes),
+            "regimes": [{"where": r.where, **asdict(r.finding)} for r in j.regimes],
+            "remarks": j.remarks,
+            "runs": j.signatures,
+        }
+    for fact in check_all():
+        verdict = Verdict.supported if fact["holds"] else Verdict.contradicted
+        yield {
+            "id": fact["row"],
+            "text": fact["text"],
+            "source": {"A": "first text", "B": "second text"}[fact["row"][0]],
+            "sweep": None,
+            "rule": "exact",
+            "verdict": str(verdict),
+            "effect": fact["exact"] - fact["stated"],
+            "stated": fact["stated"],
+            "exact": fact["exact"],
+            "unit": fact["unit"],
+            "remarks": [fact["remark"]] if fact["remark"] else [],
+            "runs": [],
+        }
+
+
+def render(found: Sequence[dict[str, Any]]) -> Table:
+    """The rows for a terminal; a claim of several regimes has no one number, but how many of them say what."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title, more in (("", {"no_wrap": True}), ("claim", {"ratio": 3}), ("verdict", {}), ("effect", {"ratio": 2})):
+        table.add_column(title, **more)
+    table.add_column("n", justify="right")
+    for row in found:
+        claim = Text(row["text"]).append("".join(f"\n{line}" for line in _below(row)), style="dim")
+        n = str(row["n"]) if row.get("n") else ""
+        table.add_row(Text(row["id"]), claim, Text(row["verdict"]), Text(_effect(row)), n)
+    return table
+
+
+def _below(row: dict[str, Any]) -> list[str]:
+    """What stands below a claim: its sweep, how its regimes went where it has several, its remarks."""
+    told = Counter(regime["verdict"] for regime in row.get("regimes", []))
+    went = ", ".join(f"{n} {verdict}" for verdict, n in told.most_common()) if told.total() > 1 else ""
+    head = ": ".join(text for text in (row["sweep"], went) if text)
+    return [line for line in (head, *row["remarks"]) if line]
+
+
+def _effect(row: dict[str, Any]) -> str:
+    if row["rule"] == "exact":
+        return f"{row['exact']:.6g} {row['unit']}".strip()
+    if row["effect"] is None:
+        return ""
+    interval = "" if row["ci_low"] is None else f" [{row['ci_low']:+.3g}, {row['ci_high']:+.3g}]"
+    return f"{row['effect']:+.3g}{interval}"

@@ -1,0 +1,135 @@
+"""The rules that turn numbers into verdicts, written before any run. No records, no claims, no words by hand.
+
+A rule looks at one regime (one learning rate, depth, budget, ...); `combined` judges over all of them.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from andrea_exp.results.stats import ALPHA, LEAST_PAIRS, direction, equivalence_p, holm, paired_interval, paired_p
+
+
+class Verdict(StrEnum):
+    supported = "supported"
+    contradicted = "contradicted"
+    equal = "equal within margin"
+    depends = "depends on regime"
+    inconclusive = "inconclusive"
+    missing = "no runs yet"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one rule says of one regime, with the numbers behind it: an effect and its 95% interval from n seeds."""
+
+    verdict: Verdict
+    effect: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
+    p: float | None = None  # of no effect, where the rule tests for one
+
+
+def _found(gaps: Sequence[float], verdict: Verdict) -> Finding:
+    finite = all(map(math.isfinite, gaps))
+    effect = statistics.fmean(gaps) if finite else None  # where a run diverged there is no mean
+    return Finding(verdict, effect, *paired_interval(gaps), len(gaps), paired_p(gaps))
+
+
+def _all_diverged(gaps: Sequence[float]) -> bool:
+    """Whether one side diverged in each of enough pairs, and the other in none."""
+    return len(gaps) >= LEAST_PAIRS and len(set(gaps)) == 1 and math.isinf(gaps[0])
+
+
+def less(gaps: Sequence[float], margin: float) -> Finding:
+    """The claim that left is below right. `gaps` are left - right, infinite where one side alone diverged."""
+    if not gaps:
+        return Finding(Verdict.missing)
+    by_sign = {-1: Verdict.supported, 1: Verdict.contradicted, 0: Verdict.inconclusive}[direction(gaps)]
+    if _all_diverged(gaps):
+        return _found(gaps, by_sign)
+    if _below_alpha(equivalence_p(gaps, margin)):
+        return _found(gaps, Verdict.equal)
+    return _found(gaps, by_sign if _below_alpha(paired_p(gaps)) else Verdict.inconclusive)
+
+
+def equal(gaps: Sequence[float], margin: float) -> Finding:
+    """The claim that left and right differ by less than the margin; a large p is no support for it."""
+    if not gaps:
+        return Finding(Verdict.missing)
+    found = replace(_found(gaps, Verdict.inconclusive), p=None)
+    if _below_alpha(equivalence_p(gaps, margin)):
+        return replace(found, verdict=Verdict.supported)
+    outside = found.low is not None and found.high is not None and (found.low > margin or found.high < -margin)
+    return replace(found, verdict=Verdict.contradicted) if outside or _all_diverged(gaps) else found
+
+
+def between(values: Sequence[float], least: float, most: float) -> Finding:
+    """The claim that a mean lies between two bounds: its interval does, or lies outside."""
+    if not values:
+        return Finding(Verdict.missing)
+    found = replace(_found(values, Verdict.inconclusive), p=None)
+    if found.low is None or found.high is None:
+        return found
+    if least <= found.low and found.high <= most:
+        return replace(found, verdict=Verdict.supported)
+    outside = found.high < least or found.low > most
+    return replace(found, verdict=Verdict.contradicted) if outside else found
+
+
+def fails(left: Sequence[bool], right: Sequence[bool] | None = None) -> Finding:
+    """The claim that left diverges, in more than half of its seeds, and right does not.
+
+    The effect is the share of left's seeds that diverged. Left training is the claim's end; where both sides diverge,
+    it is not what the claim names that decides.
+    """
+    if not left or right == []:
+        return Finding(Verdict.missing)
+    n = min(len(left), len(right)) if right is not None else len(left)
+    share = sum(left) / len(left)
+    if n < LEAST_PAIRS:
+        verdict = Verdict.inconclusive
+    elif share <= 0.5:
+        verdict = Verdict.contradicted
+    else:
+        verdict = Verdict.inconclusive if right and sum(right) / len(right) > 0.5 else Verdict.supported
+    return Finding(verdict, effect=share, n=n)
+
+
+def trains(left: Sequence[bool]) -> Finding:
+    """The claim that left does not diverge in more than half of its seeds."""
+    found = fails(left)
+    swap = {Verdict.supported: Verdict.contradicted, Verdict.contradicted: Verdict.supported}
+    return replace(found, verdict=swap.get(found.verdict, found.verdict))
+
+
+def combined(regimes: Sequence[Finding], every: bool = False) -> Verdict:
+    """One verdict over all regimes that have runs.
+
+    It depends on the regime where one supports and another contradicts. Otherwise one clear regime decides, unless it
+    is a test of an effect that is not significant after Holm's adjustment over the regimes. With `every`, and for
+    equality, a verdict has to hold in all of them.
+    """
+    known = [f for f in regimes if f.verdict is not Verdict.missing]
+    if not known:
+        return Verdict.missing
+    adjusted = holm([f.p for f in known])
+    verdicts = {_adjusted(f, p) for f, p in zip(known, adjusted, strict=True)}
+    if {Verdict.supported, Verdict.contradicted} <= verdicts:
+        return Verdict.depends
+    if len(verdicts) == 1:
+        return verdicts.pop()
+    decided = verdicts & {Verdict.supported, Verdict.contradicted}
+    return decided.pop() if decided and not every else Verdict.inconclusive
+
+
+def _adjusted(found: Finding, p: float | None) -> Verdict:
+    decided = found.verdict in (Verdict.supported, Verdict.contradicted)
+    return Verdict.inconclusive if decided and p is not None and p >= ALPHA else found.verdict
+
+
+def _below_alpha(p: float | None) -> bool:
+    return p is not None and p < ALPHA
