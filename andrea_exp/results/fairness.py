@@ -185,5 +185,5 @@ def _mixed(runs: Sequence[Run]) -> Iterable[tuple[str, str]]:
     """Of `MACHINE`, what is not the same in all ended runs that recorded it."""
     told = [{**run.summary, **run.summary.get("machine", {})} for run in runs if run.status.finished]
     for key, what in MACHINE.items():
-        if len({run[key] for run in told if run.get(key) is not None}) > 1:
+        if len({repr(run[key]) for run in told if run.get(key) is not None}) > 1:
             yield key, what
