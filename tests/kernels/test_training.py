@@ -42,7 +42,9 @@ def losses(impl: str, words: tuple[str, ...], corpus: Path, root: Path) -> tuple
     prepared = data.prepare(config.data, root / "corpora", config.model.seq_len)
     folder = open_run(root, config, prepared.name)
     train(folder, prepared)
-    ran = json.loads((folder / "provenance.json").read_text())["ops"]
+    recorded = json.loads((folder / "provenance.json").read_text())
+    assert "triton" in recorded["versions"]
+    ran = recorded["ops"]
     return [row["train/loss"] for row in read_metrics(folder) if "train/loss" in row], ran
 
 
