@@ -53,6 +53,7 @@ ENVIRONMENT = (
     "TRITON_INTERPRET",
 )
 PACKAGES = ("torch", "lightning", "hydra-core", "omegaconf", "numpy", "tokenizers", "andrea-exp")
+KERNEL_PACKAGES = ("triton", "cuda-core", "nvidia-cuda-nvrtc")  # recorded where they are installed
 
 
 class Status(StrEnum):
@@ -340,7 +341,7 @@ def provenance(folder: Path, config: RunConfig, fingerprint: str, from_step: int
     return {
         "attempts": [*earlier, now],
         "git": _git(),
-        "versions": {"python": platform.python_version(), **{p: metadata.version(p) for p in PACKAGES}},
+        "versions": {"python": platform.python_version(), **_versions()},
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
@@ -350,6 +351,14 @@ def provenance(folder: Path, config: RunConfig, fingerprint: str, from_step: int
         "data_fingerprint": fingerprint,
         **found,
     }
+
+
+def _versions() -> dict[str, str]:
+    found = {p: metadata.version(p) for p in PACKAGES}
+    for package in KERNEL_PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
 
 
 def _git() -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from conftest import TINY, Sweep, andrea, wait_until
 from reliability import Bench, Result
 
 from andrea_exp.record import Status, read_json, read_metrics
-from andrea_exp.results.load import load_runs
+from andrea_exp.results import load_runs
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root may mount a small disk")
 

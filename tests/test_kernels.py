@@ -1,4 +1,4 @@
-"""Runs `tests/kernels` as sessions of their own: Triton's interpreter must be chosen before Triton is imported."""
+"""Runs `tests/kernels` in processes of their own: Triton's interpreter must be chosen before Triton is imported."""
 
 import os
 import subprocess
@@ -15,15 +15,15 @@ HERE = Path(__file__).parent / "kernels"
 @pytest.mark.parametrize("module", sorted(p.name for p in HERE.glob("test_*.py")))
 def test_kernels(module: str) -> None:
     """Every test of the module passes, and none is skipped but for want of a second GPU."""
-    session(module)
+    run_pytest(module)
 
 
 def test_a_few_of_each_kind() -> None:
     """The quick form of the above."""
-    session("test_activations.py", "test_norms.py", "-k", "gate_comes_first or any_rank or extreme or no_rows")
+    run_pytest("test_activations.py", "test_norms.py", "-k", "gate_comes_first or any_rank or extreme or no_rows")
 
 
-def session(*words: str) -> None:
+def run_pytest(*words: str) -> None:
     if find_spec("triton") is None:
         pytest.skip("triton is not installed")
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-n", "0", "-p", "no:cacheprovider", *words]

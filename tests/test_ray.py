@@ -32,7 +32,7 @@ def sweeps(folder: Path, corpus: Path, seeds: str, *words: str, steps: int) -> t
 def test_ray_gives_the_bits_and_the_table_of_the_local_pool_whatever_worker_is_lost(
     corpus_path: Path, tmp_path: Path
 ) -> None:
-    here, cluster = sweeps(tmp_path, corpus_path, "0,1,2", steps=800)
+    here, cluster = sweeps(tmp_path, corpus_path, "0,1,2", steps=400)
     here.run()
     failing = cluster.runs[1]
     process = cluster.start()
@@ -48,7 +48,7 @@ def test_ray_gives_the_bits_and_the_table_of_the_local_pool_whatever_worker_is_l
 
 
 def test_ctrl_c_saves_every_run_and_the_same_command_goes_on(corpus_path: Path, tmp_path: Path) -> None:
-    here, cluster = sweeps(tmp_path, corpus_path, "0,1", steps=2500)
+    here, cluster = sweeps(tmp_path, corpus_path, "0,1", steps=1000)
     here.run()
     process = cluster.start()
     cluster.pid(0)

@@ -83,11 +83,14 @@ def _phi_slope(x, KIND: tl.constexpr):
 
 @triton.jit
 def _tile(M, N, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """This program's rows (ROWS, 1) and columns (1, COLUMNS), in int64 before any stride, and which exist."""
+    """This program's rows (ROWS, 1) and columns (1, COLUMNS), and which exist.
+
+    Rows are int64, since they are multiplied by strides; columns are as wide as N was passed, int64 from 2^31 on.
+    """
     program = tl.program_id(0)
     across = (N - 1) // COLUMNS + 1  # tl.cdiv adds first, and overflows just below 2^31
     row = (program // across).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    column = (program % across).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    column = (program % across) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     return row, column, (row < M) & (column < N)
 
 

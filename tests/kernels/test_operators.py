@@ -30,6 +30,7 @@ def leaf(*shape: int, seed: int = 0) -> Tensor:
 
 def calls() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     x, up, gain, bias = leaf(2, 3, 8), leaf(2, 3, 8, seed=1), leaf(8, seed=2), leaf(8, seed=3)
+    half = noise(2, 3, 8, dtype=torch.bfloat16).requires_grad_()
     return {
         "activation": (k.activation, (x, "gelu")),
         "activation_backward": (k.activation_backward, (up.detach(), x.detach(), "silu")),
@@ -38,7 +39,9 @@ def calls() -> dict[str, tuple[Any, tuple[Any, ...]]]:
         "norm": (k.norm, (x, gain, bias, EPS, "layernorm")),
         "norm, no parameters": (k.norm, (x, None, None, EPS, "rmsnorm")),
         "add_norm": (k.add_norm, (x, up, gain, bias, EPS, "layernorm", 1.5, 0.5)),
+        "add_norm, mixed": (k.add_norm, (half, up, gain, None, EPS, "rmsnorm", 1.0, 1.0)),
         "norm_add": (k.norm_add, (x, up, gain, None, EPS, "rmsnorm")),
+        "norm_add, mixed": (k.norm_add, (half, up, gain, None, EPS, "rmsnorm")),
         "norm_backward": (
             k.norm_backward,
             (*(t.detach() for t in (x, up, x, gain)), noise(2, 6).abs(), True, torch.float32, torch.bfloat16, 1.5, 0.5),
