@@ -4,6 +4,7 @@ import io
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -232,3 +233,11 @@ def test_latex_compiles(names: tuple[str, ...] | None):
     assert Path("table.pdf").stat().st_size > 10_000
     assert "Missing character" not in Path("table.log").read_text(errors="replace")
     assert "Overfull \\hbox" not in Path("table.log").read_text(errors="replace")
+
+
+def test_a_table_waits_for_nothing_that_it_does_not_need():
+    """Neither the trainer, which results never import, nor what draws figures and frames."""
+    code = "import sys, andrea_exp.results.formats; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"torch", "lightning", "andrea_exp.run", "pandas", "matplotlib", "scipy.stats"}
+    assert heavy & set(done.stdout.split()) == set()
