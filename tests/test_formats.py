@@ -196,6 +196,12 @@ def test_html_is_well_formed_and_keeps_odd_names_and_the_runs_behind_each_row():
     assert found.runs[1:] == [" ".join(cell.signatures) for cell in table.cells]
 
 
+def test_html_escapes_what_would_be_markup():
+    arms = {"<td>&amp;": {"optim.lr": 0.1}, "</table>": {"optim.lr": 0.2}}
+    table = record_arms(plan(arms), {arm: [2.0, 2.5, 3.3] for arm in arms})
+    assert [row[0] for row in Rows(to_html(table)).rows] == ["arm", *arms]
+
+
 # LaTeX
 
 
