@@ -4,6 +4,7 @@ import io
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -195,6 +196,12 @@ def test_html_is_well_formed_and_keeps_odd_names_and_the_runs_behind_each_row():
     assert found.runs[1:] == [" ".join(cell.signatures) for cell in table.cells]
 
 
+def test_html_escapes_what_would_be_markup():
+    arms = {"<td>&amp;": {"optim.lr": 0.1}, "</table>": {"optim.lr": 0.2}}
+    table = record_arms(plan(arms), {arm: [2.0, 2.5, 3.3] for arm in arms})
+    assert [row[0] for row in Rows(to_html(table)).rows] == ["arm", *arms]
+
+
 # LaTeX
 
 
@@ -232,3 +239,11 @@ def test_latex_compiles(names: tuple[str, ...] | None):
     assert Path("table.pdf").stat().st_size > 10_000
     assert "Missing character" not in Path("table.log").read_text(errors="replace")
     assert "Overfull \\hbox" not in Path("table.log").read_text(errors="replace")
+
+
+def test_a_table_waits_for_nothing_that_it_does_not_need():
+    """Neither the trainer, which results never import, nor what draws figures and frames."""
+    code = "import sys, andrea_exp.results.formats; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"torch", "lightning", "andrea_exp.run", "pandas", "matplotlib", "scipy.stats"}
+    assert heavy & set(done.stdout.split()) == set()

@@ -684,7 +684,7 @@ IDENTITY = {
 }
 # How and where a run happens; `sweep` is the question that it belongs to.
 CIRCUMSTANCES = {
-    "pool.kind": ("pool.kind=ray"),
+    "pool.kind": ("pool.kind=ray",),
     "pool.threads": ("pool.threads=2",),
     "pool.slots": ("pool.slots=3",),
     "pool.runs_per_gpu": ("pool.runs_per_gpu=2",),

@@ -1,5 +1,6 @@
 """What the README shows is true of the code."""
 
+import json
 import re
 from pathlib import Path
 
@@ -44,3 +45,12 @@ def test_the_links_lead_somewhere():
     links = re.findall(r"\]\(([^)#]+)\)", README)
     assert links
     assert [link for link in links if not (root / link).exists()] == []
+
+
+def test_its_table_is_the_notebooks():
+    notebook = json.loads((Path(__file__).parents[1] / "analysis" / "norm_placement.ipynb").read_text())
+    outputs = [output for cell in notebook["cells"] for output in cell.get("outputs", [])]
+    (shown,) = [o["data"]["text/markdown"] for o in outputs if "text/markdown" in o.get("data", {})]
+    rows = [line for line in "".join(shown).splitlines() if line.startswith("|")]
+    assert len(rows) > 4
+    assert "\n".join(rows) in README

@@ -20,6 +20,7 @@ from andrea_exp.results import verdicts
 from andrea_exp.results.contrast import gaps
 from andrea_exp.results.fairness import fairness
 from andrea_exp.results.load import SUMMARY, Run, plan_of, read_runs
+from andrea_exp.results.stats import Signs, signs
 from andrea_exp.results.table import LEAST_RATES, LR
 from andrea_exp.results.verdicts import Finding, Verdict
 from andrea_exp.sweep.plan import Plan, Values, column_title
@@ -122,12 +123,29 @@ def judge(claim: Claim, plan: Plan, records: Path, runs: Sequence[Run]) -> Judge
         for where, own in left.items()
     ]
     verdict = verdicts.combined([r.finding for r in regimes], every=claim.rule in EVERY)
-    remarks = _remarks(claim, plan, runs)
+    remarks, tried = _remarks(claim, plan, runs), _signs(claim, runs)
+    if tried.cells:
+        remarks.append(("signs", f"left below right in {tried.below}/{tried.cells} of the settings tried"))
+    if verdict is not Verdict.missing and tried.flips:
+        verdict = Verdict.depends
     if verdict is not Verdict.missing and any(remark in BLOCKING for remark, _ in remarks):
         verdict = Verdict.inconclusive
     used = [run for side in (left, right) for found in side.values() for run in found if run.status.finished]
     told = [text for _, text in remarks] if verdict is not Verdict.missing else []
     return Judged(claim, verdict, regimes, told, list(dict.fromkeys(run.cell.signature for run in used)))
+
+
+def _signs(claim: Claim, runs: Sequence[Run]) -> Signs:
+    """Of a difference at every tuned value that was tried, both sides at the same one: a verdict may depend on it."""
+    tried: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.cell.purpose == "tune" and claim.rule in OF_LOSS:
+            tried.setdefault(repr(run.cell.tuned), []).append(run)
+    regimes = []
+    for at in tried.values():
+        left, right = _by_regime(claim, claim.left, at), _by_regime(claim, claim.right, at)
+        regimes += [gaps(own, right.get(("", where[1]), []), claim.metric) for where, own in left.items()]
+    return signs(regimes)
 
 
 def _check_side(claim: Claim, side: Values, plan: Plan) -> None:
@@ -261,6 +279,7 @@ def rows(judged: Sequence[Judged]) -> Iterator[dict[str, Any]]:
     for j in judged:
         yield {
             **asdict(j.claim),
+            "bounds": [bound if math.isfinite(bound) else None for bound in j.claim.bounds],  # JSON has no infinity
             "verdict": str(j.verdict),
             "effect": j.main.effect,
             "ci_low": j.main.low,
