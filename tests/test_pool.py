@@ -16,6 +16,7 @@ from conftest import Sweep, living, living_pid, make, wait_until
 from andrea_exp import data
 from andrea_exp.record import (
     HELD_ELSEWHERE,
+    INTERRUPTED,
     Status,
     open_run,
     process_mark,
@@ -26,7 +27,7 @@ from andrea_exp.record import (
     write_json,
 )
 from andrea_exp.run import execute
-from andrea_exp.sweep.local import run_jobs, warm_up
+from andrea_exp.sweep.local import Running, run_jobs, warm_up
 from andrea_exp.sweep.pool import FailedFast, Job
 from andrea_exp.sweep.slots import slots_of
 
@@ -297,3 +298,37 @@ def test_a_broken_summary_does_not_keep_a_run_from_running(records: Path, prepar
     run_jobs([job], [{}], make().pool, lambda: None)
     assert status(job.folder).finished
     assert summary(job)["steps"] == 6
+
+
+@dataclasses.dataclass
+class Rank:
+    """A process as the pool sees it."""
+
+    exitcode: int | None
+    killed: bool = False
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def join(self, _: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "killed"),
+    [
+        ((None, INTERRUPTED), None, False),  # the first rank still saves for all
+        ((INTERRUPTED, INTERRUPTED), INTERRUPTED, False),
+        ((0, 0), 0, False),
+        ((None, 0), None, False),
+        ((None, 1), 1, True),
+        ((HELD_ELSEWHERE, None), HELD_ELSEWHERE, True),
+        ((None, -signal.SIGSEGV), -signal.SIGSEGV, True),
+    ],
+)
+def test_a_failing_rank_ends_the_others_and_one_that_was_asked_to_stop_does_not(
+    codes: tuple[int | None, ...], code: int | None, killed: bool, tmp_path: Path
+):
+    ranks = [Rank(c) for c in codes]
+    assert Running(Job(tmp_path, tmp_path, 1, len(ranks)), {}, ranks).exitcode() == code
+    assert [r.killed for r in ranks] == [killed] * len(ranks)

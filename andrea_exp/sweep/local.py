@@ -13,7 +13,7 @@ from multiprocessing import connection, forkserver
 from multiprocessing.process import BaseProcess
 
 from andrea_exp.config import PoolConfig
-from andrea_exp.record import HELD_ELSEWHERE, Status, status
+from andrea_exp.record import HELD_ELSEWHERE, INTERRUPTED, Status, status
 from andrea_exp.sweep.pool import FailedFast, Job, Stopped, Tries, patience, told
 
 TICK_S = 1.0
@@ -30,12 +30,16 @@ class Running:
     processes: list[BaseProcess]
 
     def exitcode(self) -> int | None:
-        """None while it runs; 0 once all ranks are through; the first failing rank's code ends the others."""
+        """None while it runs; then 0, or INTERRUPTED; a failing rank's code, which ends the others.
+
+        A rank that was asked to stop may be gone while the first one still saves for all.
+        """
         codes = [p.exitcode for p in self.processes]
-        bad = next((code for code in codes if code), None)
+        bad = next((code for code in codes if code not in (None, 0, INTERRUPTED)), None)
         if bad is not None:
             self.kill()
-        return bad if bad is not None else None if None in codes else 0
+            return bad
+        return None if None in codes else max(codes)  # type: ignore[type-var]
 
     def ask_to_stop(self) -> None:
         for process in self.processes:
