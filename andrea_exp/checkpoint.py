@@ -131,7 +131,7 @@ def newest(folder: Path) -> State | None:
 
 
 def finish(folder: Path, model: torch.nn.Module, keep: Keep) -> str | None:
-    """Leaves of a run's weights what is to be kept, and returns their SHA-256."""
+    """Leaves of a run's weights what is to be kept, and returns 16 hex digits of their file's SHA-256."""
     if keep is Keep.none:
         return None
     partial = folder / ".weights.partial"

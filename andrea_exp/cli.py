@@ -8,7 +8,7 @@ import time
 import urllib.parse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from andrea_exp.errors import UserError, did_you_mean, of_the_machine, refuse_words
 
@@ -56,6 +56,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser("andrea-exp", description="Experiment sweeps over the transformer block.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     verbs.add_parser("train", help="one run or a multirun: a Hydra app; see `andrea-exp train --help`")
+    _add_sweep_verbs(verbs)
+    _add_run_verbs(verbs)
+    _add_counting_verbs(verbs)
+    return parser
+
+
+def _add_sweep_verbs(verbs: Any) -> None:
+    """Verbs that take the words of a sweep."""
 
     def verb(name: str, run: Command, help_: str) -> argparse.ArgumentParser:
         sub = verbs.add_parser(name, help=help_, description=help_, epilog="Further words override the config.")
@@ -78,6 +86,10 @@ def _parser() -> argparse.ArgumentParser:
     ahead = verb("plan", _plan, "what a sweep will cost before anything runs: runs, FLOPs, tokens, disk, time")
     ahead.add_argument("--json", action="store_true", help="for machines")
     verb("retry", _retry, "run those of a sweep's runs again that failed, and no others")
+
+
+def _add_run_verbs(verbs: Any) -> None:
+    """Verbs about runs that are recorded."""
     differ = verbs.add_parser("why", help="how two runs differ")
     differ.add_argument("one", help="a signature, its beginning, or a name under records/tensorboard/")
     differ.add_argument("other")
@@ -87,6 +99,10 @@ def _parser() -> argparse.ArgumentParser:
     drop.add_argument("one", metavar="run", help="a signature, its beginning, or a name under records/tensorboard/")
     drop.add_argument("--yes", action="store_true", help="do not ask")
     drop.set_defaults(run=_forget)
+
+
+def _add_counting_verbs(verbs: Any) -> None:
+    """Verbs that count and measure, and the source texts' claims."""
     count = verbs.add_parser("describe", help="count a model: parameters, FLOPs, bytes")
     count.add_argument(
         "name", help="a file in conf/recipe/, a run's signature, or an override such as model.n_layers=4"
@@ -108,7 +124,6 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("what", choices=("train", "slots", "scale"))
     bench.add_argument("--json", action="store_true", help="for machines")
     bench.set_defaults(run=_bench)
-    return parser
 
 
 def _app(words: list[str]) -> int:

@@ -13,8 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from omegaconf import DictConfig, OmegaConf
-
 from andrea_exp import NUMERICS_VERSION, accounting
 from andrea_exp.config import (
     BYTES_VOCAB,
@@ -207,13 +205,6 @@ def field_names() -> list[str]:
                 yield name
 
     return list(walk(RunConfig, ""))
-
-
-def resolve(composed: DictConfig) -> RunConfig:
-    """Turns a composed config into a checked run. Raises UserError."""
-    config: RunConfig = OmegaConf.to_object(composed)  # type: ignore[assignment]
-    settle(config)
-    return config
 
 
 def settle(config: RunConfig, swept: frozenset[str] = frozenset()) -> None:

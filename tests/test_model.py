@@ -388,6 +388,16 @@ def test_no_two_choices_of_a_field_are_the_same_model(field: dataclasses.Field) 
         assert (outcomes[one] == outcomes[other]) == (frozenset({one, other}) in SAME), (one, other)
 
 
+OF_SLURM = {
+    "partition": "long",
+    "account": "physics",
+    "time_min": 30,
+    "warn_s": 60,
+    "mem_gb": 8,
+    "flags": "{qos: high}",
+    "detach": "true",
+    "gpus": 1,
+}
 # A conditional field -> what makes it dead, and a value of it; None where it always has a meaning.
 DEAD: dict[str, tuple[str, str] | None] = {
     "data.corpus": None,
@@ -410,17 +420,7 @@ DEAD: dict[str, tuple[str, str] | None] = {
     "pool.runs_per_gpu": ("pool.kind=ray", "pool.runs_per_gpu=2"),
     **{
         f"pool.{field}": ("pool.kind=local", f"pool.{field}={value}")
-        for field, value in {
-            "partition": "long",
-            "account": "physics",
-            "time_min": 30,
-            "warn_s": 60,
-            "mem_gb": 8,
-            "flags": "{qos: high}",
-            "detach": "true",
-            "gpus": 1,
-            "address": "auto",
-        }.items()
+        for field, value in {**OF_SLURM, "address": "auto"}.items()
     },
     "optim.min_lr_ratio": ("optim.schedule=constant", "optim.min_lr_ratio=0.5"),
     "optim.decay_fraction": ("optim.schedule=cosine", "optim.decay_fraction=0.5"),
@@ -690,19 +690,7 @@ CIRCUMSTANCES = {
     "pool.runs_per_gpu": ("pool.runs_per_gpu=2",),
     "pool.retries": ("pool.retries=5",),
     "pool.fail_fast": ("pool.fail_fast=true",),
-    **{
-        f"pool.{field}": ("pool.kind=slurm", f"pool.{field}={value}")
-        for field, value in {
-            "partition": "long",
-            "account": "physics",
-            "time_min": 30,
-            "warn_s": 60,
-            "mem_gb": 8,
-            "flags": "{qos: high}",
-            "detach": "true",
-            "gpus": 1,
-        }.items()
-    },
+    **{f"pool.{field}": ("pool.kind=slurm", f"pool.{field}={value}") for field, value in OF_SLURM.items()},
     "pool.address": ("pool.kind=ray", "pool.address=auto"),
     "checkpoint.every_s": ("checkpoint.every_s=5",),
     "checkpoint.keep": ("checkpoint.keep=all",),
