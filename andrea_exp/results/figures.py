@@ -1,4 +1,4 @@
-"""Figures from frames: one style, safe for colour-blind readers, PNG."""
+"""Figures from frames: one style, safe for colour-blind readers, PNG and SVG."""
 
 import math
 from collections.abc import Iterator
@@ -92,12 +92,18 @@ def published_differences(table: AblationTable) -> Figure:
     return figure
 
 
+def figures_of(plan: Plan, records: Path) -> dict[str, Figure]:
+    """The figures that a plan's runs can fill, by name."""
+    return {"loss": loss_curves(plan, records), "grad_norm": gradient_norms_by_depth(plan, records)}
+
+
 def save_figures(plan: Plan, records: Path, folder: Path) -> list[Path]:
-    """Draws all figures of a plan as PNG files in `folder`."""
+    """Writes all figures of a plan into `folder`, each as PNG and as SVG."""
     paths = []
-    for name, draw in (("loss", loss_curves), ("grad_norm", gradient_norms_by_depth)):
-        paths.append(folder / f"{name}.png")
-        draw(plan, records).savefig(paths[-1])
+    for name, figure in figures_of(plan, records).items():
+        for suffix in ("png", "svg"):
+            paths.append(folder / f"{name}.{suffix}")
+            figure.savefig(paths[-1])
     return paths
 
 
