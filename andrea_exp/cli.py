@@ -86,6 +86,8 @@ def _add_sweep_verbs(verbs: Any) -> None:
     ahead = verb("plan", _plan, "what a sweep will cost before anything runs: runs, FLOPs, tokens, disk, time")
     ahead.add_argument("--json", action="store_true", help="for machines")
     verb("retry", _retry, "run those of a sweep's runs again that failed, and no others")
+    packing = verb("pack", _pack, "write a sweep's ended runs into two small files, for others to unpack")
+    packing.add_argument("--to", metavar="FOLDER", type=Path, default=Path("analysis/data"), help="default %(default)s")
 
 
 def _add_run_verbs(verbs: Any) -> None:
@@ -95,6 +97,9 @@ def _add_run_verbs(verbs: Any) -> None:
     differ.add_argument("other")
     differ.add_argument("--json", action="store_true", help="for machines")
     differ.set_defaults(run=_why)
+    into = verbs.add_parser("unpack", help="put packed runs into a records folder, where tables and figures read them")
+    into.add_argument("packed", type=Path, help="NAME.runs.parquet, or a folder of such")
+    into.set_defaults(run=_unpack)
     drop = verbs.add_parser("forget", help="move a run to records/trash/, so that it is run anew")
     drop.add_argument("one", metavar="run", help="a signature, its beginning, or a name under records/tensorboard/")
     drop.add_argument("--yes", action="store_true", help="do not ask")
@@ -231,6 +236,25 @@ def _retry(options: argparse.Namespace, overrides: list[str]) -> int:
 
     words = [options.name if "=" in options.name else f"sweeps={options.name}", *overrides]
     run_sweep(compose(words), words, only_failed=True)
+    return 0
+
+
+def _pack(options: argparse.Namespace, overrides: list[str]) -> int:
+    from andrea_exp.pack import pack
+    from andrea_exp.results.load import plan_of
+
+    paths, left_out = pack(*plan_of(options.name, overrides), options.to)
+    size = sum(path.stat().st_size for path in paths)
+    print(f"{' '.join(map(str, paths))}: {size / 1e6:.2f} MB" + f"; {left_out} runs have not ended" * bool(left_out))
+    return 0
+
+
+def _unpack(options: argparse.Namespace, overrides: list[str]) -> int:
+    from andrea_exp.pack import unpack
+
+    records = _records(overrides)
+    new, there = unpack(options.packed, records)
+    print(f"{records}/: {new} runs unpacked" + f", {there} were there already" * bool(there))
     return 0
 
 

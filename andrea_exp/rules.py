@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, get_args
@@ -465,5 +465,9 @@ def identity(config: RunConfig, data_fingerprint: str) -> dict[str, Any]:
 
 def signature(config: RunConfig, data_fingerprint: str) -> str:
     """16 hex digits that name a run by what it computes."""
-    canonical = json.dumps(identity(config, data_fingerprint), sort_keys=True, separators=(",", ":"))
+    return signature_of(identity(config, data_fingerprint))
+
+
+def signature_of(identity: Mapping[str, Any]) -> str:
+    canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]

@@ -1,12 +1,13 @@
 """Sweeps whose records are written by hand: nothing is trained."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 from conftest import TINY
 
-from andrea_exp.record import run_folder, write_json
+from andrea_exp.record import MetricsWriter, run_folder, write_json
 from andrea_exp.results import plan_of
 from andrea_exp.results.table import AblationTable, TableCell, ablation_table
 from andrea_exp.sweep.plan import Cell, Plan
@@ -48,6 +49,21 @@ def record_arms(planned: Plan, outcomes: dict[str, list[float | str | None]]) ->
             if outcome is not None:
                 record(cell, outcome)
     return ablation_table(planned, RECORDS)
+
+
+def write_metrics(planned: Plan, steps: int = 6, dies_at: int | None = None) -> None:
+    """Metrics of every reported run as the trainer logs them; arm `none` has null from a step on."""
+    for cell in planned.cells:
+        folder = run_folder(RECORDS, cell.signature)
+        folder.mkdir(parents=True, exist_ok=True)
+        writer = MetricsWriter(folder)
+        writer.write({"step": 0, "val/loss": 3.0, "grad_norm/block_00/mlp": 1.0})
+        for step in range(1, steps + 1):
+            dead = cell.arm == "none" and dies_at is not None and step >= dies_at
+            value = math.nan if dead else 1.0 / step + cell.config.seed
+            blocks = {f"grad_norm/block_{b:02d}/mlp": value for b in range(2)}
+            writer.write({"step": step, "train/loss": value, "grad_norm/total": value, **blocks})
+        writer.close()
 
 
 def only(table: AblationTable, arm: str) -> TableCell:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from by_hand import ARMS, RECORDS, WORDS, only, plan, record, record_arms, strict
+from by_hand import ARMS, RECORDS, WORDS, only, plan, record, record_arms, strict, write_metrics
 from conftest import TINY, make
 from scipy import stats
 
 from andrea_exp.config import formula
-from andrea_exp.record import MetricsWriter, Status, run_folder
+from andrea_exp.record import Status, run_folder
 from andrea_exp.results import load_metrics, load_runs, loss_curves
 from andrea_exp.results.figures import save_figures
 from andrea_exp.results.formats import to_csv, to_json, to_markdown
@@ -367,21 +367,6 @@ def test_null_can_be_the_best_value():
 
 
 # Figures and metrics
-
-
-def write_metrics(planned: Plan, steps: int = 6, dies_at: int | None = None) -> None:
-    """Metrics of every reported run as the trainer logs them; arm `none` has null from a step on."""
-    for cell in planned.cells:
-        folder = run_folder(RECORDS, cell.signature)
-        folder.mkdir(parents=True, exist_ok=True)
-        writer = MetricsWriter(folder)
-        writer.write({"step": 0, "val/loss": 3.0, "grad_norm/block_00/mlp": 1.0})
-        for step in range(1, steps + 1):
-            dead = cell.arm == "none" and dies_at is not None and step >= dies_at
-            value = math.nan if dead else 1.0 / step + cell.config.seed
-            blocks = {f"grad_norm/block_{b:02d}/mlp": value for b in range(2)}
-            writer.write({"step": step, "train/loss": value, "grad_norm/total": value, **blocks})
-        writer.close()
 
 
 @pytest.mark.parametrize("dies_at", [None, 4, 1])
