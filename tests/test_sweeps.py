@@ -40,13 +40,12 @@ def test_a_scale_can_replace_its_own(path):
     assert small.cells[0].signature != large.cells[0].signature
 
 
-def test_at_equal_parameters_means_within_two_percent():
+def test_at_equal_parameters_means_within_one_percent():
     from andrea_exp import accounting
 
     plan = plan_sweep(["sweeps=expansion_ratio_equal_parameters"])
-    sizes = {cell.arm: accounting.trunk_matrices(cell.config.model) for cell in plan.cells}
-    assert max(sizes.values()) / min(sizes.values()) < 1.04
-    assert all(abs(size / sizes["4"] - 1) < 0.02 for size in sizes.values())
+    sizes = {cell.arm: sum(accounting.parameters(cell.config.model).values()) for cell in plan.cells}
+    assert all(abs(size / sizes["4"] - 1) < 0.01 for size in sizes.values())
 
 
 def test_recipe_arms_keep_their_blocks_at_the_sweeps_size():
