@@ -242,6 +242,19 @@ def test_columns_that_a_claim_leaves_open_are_its_regimes():
 
 
 @pytest.mark.usefixtures("empty_folder")
+def test_a_regime_without_runs_leaves_the_claim_undecided():
+    planned = plan(ARMS, across={"model.n_layers": [2, 4]})
+    for cell in planned.cells:
+        if cell.config.model.n_layers == 2:
+            record(cell, "stuck" if cell.arm == "post" else 2.0)
+    sides: Any = {"left": {"arm": "post"}, "right": {"arm": "pre"}}
+    found = judged(planned, rule="fails", **sides)
+    assert (found.verdict, found.remarks) == (Verdict.inconclusive, ["runs in 1 of 2 regimes"])
+    sides["left"]["model.n_layers"] = 2
+    assert judged(planned, rule="fails", **sides).verdict is Verdict.supported
+
+
+@pytest.mark.usefixtures("empty_folder")
 def test_a_run_that_has_not_ended_counts_on_neither_side():
     planned = plan(ARMS)
     for cell in planned.cells:

@@ -124,6 +124,8 @@ def judge(claim: Claim, plan: Plan, records: Path, runs: Sequence[Run]) -> Judge
     ]
     verdict = verdicts.combined([r.finding for r in regimes], every=claim.rule in EVERY)
     remarks, tried = _remarks(claim, plan, runs), _signs(claim, runs)
+    if unseen := sum(r.finding.verdict is Verdict.missing for r in regimes):
+        remarks.append(("regimes", f"runs in {len(regimes) - unseen} of {len(regimes)} regimes"))
     if tried.cells:
         remarks.append(("signs", f"left below right in {tried.below}/{tried.cells} of the settings tried"))
     if verdict is not Verdict.missing and tried.flips:
@@ -220,7 +222,8 @@ def _slopes(logs: Sequence[tuple[Run, float]], key: str) -> list[float]:
     return [line.slope for line in lines]
 
 
-BLOCKING = ("rates", "edge")  # the protocol's conditions for a claim about tuned models
+# A sweep that has not gone through every regime decides nothing; the others are the protocol's for tuned models.
+BLOCKING = ("regimes", "rates", "edge")
 
 
 def _remarks(claim: Claim, plan: Plan, runs: Sequence[Run]) -> list[tuple[str, str]]:
