@@ -12,7 +12,8 @@ from conftest import andrea
 from andrea_exp.errors import UserError
 from andrea_exp.facts import check_all
 from andrea_exp.record import MetricsWriter, run_folder
-from andrea_exp.results.claims import Claim, Judged, judge, judge_all, read_claims, render, rows
+from andrea_exp.results import load_claims, plan_of
+from andrea_exp.results.claims import Claim, Judged, judge, judge_all, read_claims, render, row, rows
 from andrea_exp.results.load import read_runs
 from andrea_exp.results.verdicts import Finding, Verdict, between, combined, equal, fails, less, trains
 from andrea_exp.sweep.plan import Plan
@@ -346,6 +347,22 @@ def test_a_claim_that_no_rule_could_judge_is_refused(entry: str, message: str, t
     (tmp_path / "c.yaml").write_text(f"- id: c\n  text: t\n  source: s\n  sweep: warmup\n  {entry}\n")
     with pytest.raises(UserError, match=message):
         read_claims(tmp_path / "c.yaml")
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_a_frame_of_claims_is_what_the_command_prints():
+    frame = load_claims()
+    assert list(frame.index) == [claim.id for claim in read_claims()]
+    assert set(frame["verdict"]) == {"no runs yet"}
+    assert set(load_claims("warmup").index) == {"post-warmup", "pre-warmup"}
+    assert list(load_claims("demo").columns) == list(frame.columns)
+    for cell in (planned := plan_of("warmup", ["train.device=cpu"])[0]).cells:
+        record(cell, 2.0)
+    found = load_claims("warmup", ["train.device=cpu"])
+    for claim in (c for c in read_claims() if c.sweep == "warmup"):
+        told = row(judge(claim, planned, RECORDS, read_runs(planned, RECORDS)))
+        assert found.loc[claim.id, "verdict"] == told["verdict"] != "no runs yet"
+        assert found.loc[claim.id, "n"] == told["n"] > 0
 
 
 def test_the_command_prints_verdicts_for_machines(tmp_path: Any):

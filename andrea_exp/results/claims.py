@@ -277,21 +277,26 @@ METRICS: dict[str, Callable[[Run, Path], float | None]] = {
 # Rows to print
 
 
+def row(judged: Judged) -> dict[str, Any]:
+    """A claim flat: its fields, verdict, effect, interval, n, regimes, remarks, and the runs that it rests on."""
+    claim, main = judged.claim, judged.main
+    return {
+        **asdict(claim),
+        "bounds": [bound if math.isfinite(bound) else None for bound in claim.bounds],  # JSON has no infinity
+        "verdict": str(judged.verdict),
+        "effect": main.effect,
+        "ci_low": main.low,
+        "ci_high": main.high,
+        "n": main.n or sum(r.finding.n for r in judged.regimes),
+        "regimes": [{"where": r.where, **asdict(r.finding)} for r in judged.regimes],
+        "remarks": judged.remarks,
+        "runs": judged.signatures,
+    }
+
+
 def rows(judged: Sequence[Judged]) -> Iterator[dict[str, Any]]:
-    """One row a claim, facts after them: id, text, verdict, effect, interval, n, what it rests on."""
-    for j in judged:
-        yield {
-            **asdict(j.claim),
-            "bounds": [bound if math.isfinite(bound) else None for bound in j.claim.bounds],  # JSON has no infinity
-            "verdict": str(j.verdict),
-            "effect": j.main.effect,
-            "ci_low": j.main.low,
-            "ci_high": j.main.high,
-            "n": j.main.n or sum(r.finding.n for r in j.regimes),
-            "regimes": [{"where": r.where, **asdict(r.finding)} for r in j.regimes],
-            "remarks": j.remarks,
-            "runs": j.signatures,
-        }
+    """One row a claim, then one a fact that is counted and needs no runs."""
+    yield from map(row, judged)
     for fact in check_all():
         verdict = Verdict.supported if fact["holds"] else Verdict.contradicted
         yield {

@@ -7,8 +7,12 @@ from typing import Any
 import pandas as pd
 
 from andrea_exp.record import read_metrics, run_folder
+from andrea_exp.results.claims import judge_all, read_claims
+from andrea_exp.results.claims import row as claim_row
 from andrea_exp.results.load import SUMMARY, Run, plan_of, read_runs
 from andrea_exp.sweep.plan import Cell, Plan
+
+CLAIM = ("text", "sweep", "verdict", "effect", "ci_low", "ci_high", "n", "remarks")
 
 
 def load_runs(name: str, overrides: Sequence[str] = ()) -> pd.DataFrame:
@@ -23,6 +27,18 @@ def load_runs(name: str, overrides: Sequence[str] = ()) -> pd.DataFrame:
 def load_metrics(name: str, overrides: Sequence[str] = ()) -> pd.DataFrame:
     """Every logged value of a sweep's reported runs, long: label, arm, roles, step, metric, value."""
     return metrics_frame(*plan_of(name, overrides))
+
+
+def load_claims(name: str | None = None, overrides: Sequence[str] = ()) -> pd.DataFrame:
+    """The claims that a sweep is to decide, of all sweeps without a name, and their verdicts: one row a claim.
+
+    Index: the claim's name. Columns: claim, sweep, verdict, effect, ci_low, ci_high (95%; missing where a claim has
+    several regimes), n, remarks.
+    """
+    asked = [claim for claim in read_claims() if name in (None, claim.sweep)]
+    rows = [{**row, "remarks": "; ".join(row["remarks"])} for row in map(claim_row, judge_all(overrides, asked))]
+    frame = pd.DataFrame(rows, columns=["id", *CLAIM]).set_index("id").rename(columns={"text": "claim"})
+    return frame.astype(dict.fromkeys(("effect", "ci_low", "ci_high"), "float64"))
 
 
 def runs_frame(plan: Plan, records: Path) -> pd.DataFrame:
