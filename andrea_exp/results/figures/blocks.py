@@ -1,0 +1,146 @@
+"""What happens from block to block: one function, several of the metrics that a diagnosis logs."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from andrea_exp.results.figures.panels import (
+    Look,
+    arm_lines,
+    finish,
+    grouped,
+    look,
+    panels,
+    proxy,
+    seeds,
+    tell_counts,
+    titles,
+)
+from andrea_exp.results.figures.seen import Row, Seen, Trace, finite
+from andrea_exp.sweep.plan import column_title
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A metric that each block logs, and how to draw it."""
+
+    metric: re.Pattern[str]  # its group is the block's number; none for what comes after the last
+    y: str
+    first: int = 1  # the number of the first block; what comes after the last is one more than that
+    guide: tuple[str, Callable[[pd.Series], pd.Series]] | None = None  # from the baseline's own profile at the start
+    at_first_step: bool = False  # the start is the first step's row, else that of step 0
+    log_x: bool = False
+    log_y: bool = True
+
+
+GRADIENT = Profile(re.compile(r"grad_norm/block_(\d+)/mlp"), "gradient norm of the MLP", at_first_step=True)
+STREAM = Profile(
+    re.compile(r"stream/rms/(?:block_(\d+)|final)"),
+    "RMS of the stream after the block",
+    first=0,  # what enters a block has left the one before
+    guide=(
+        "square root of the block's number",
+        lambda own: own.iloc[0] * np.sqrt(own.index.to_series() / own.index[0]),
+    ),
+    log_x=True,
+)
+BRANCH = Profile(
+    re.compile(r"branch/ratio/block_(\d+)/.+"),
+    "RMS of a branch / RMS of the stream",
+    guide=("a tenth", lambda own: own * 0 + 0.1),
+)
+COSINE = Profile(
+    re.compile(r"stream/token_cosine/block_(\d+)"),
+    "mean cosine between tokens",
+    guide=("all tokens alike", lambda own: own * 0 + 1),
+    log_y=False,
+)
+
+
+def profile(what: Profile, seen: Seen) -> Figure | None:
+    """A metric by block: at the start (dashed) over all seeds, at the end (solid) over those that are done.
+
+    A diverged seed's end is a dotted line of its own.
+    """
+    ended = [trace for trace in seen.traces if trace.run.status.finished]
+    drawn = [trace for trace in ended if len(_by_block(what, _start(what, trace)))]
+    if not drawn:
+        return None
+    plan = seen.plan
+    figure, found = panels(titles(plan), "block", what.y)
+    lines = arm_lines(plan, seen.reported, {trace.run.cell.arm for trace in drawn})
+    for (arm, name), own in grouped(drawn, lambda t: (t.run.cell.arm, column_title(t.run.cell.column))).items():
+        _ends(found[name], what, own, look(plan.arms.index(arm)))
+        if what.guide and arm == plan.spec.baseline:
+            at_start = _over_seeds(what, [_start(what, trace) for trace in own])
+            if len(at_start):
+                found[name].plot(at_start.index, what.guide[1](at_start), color="black", lw=1, ls=":", zorder=1)
+    for panel in found.values():
+        panel.set_yscale("log" if what.log_y else "linear")
+        panel.set_xscale("log" if what.log_x else "linear")
+        if not what.log_x:
+            panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    tell_counts(plan, seen.reported, found)
+    mean = "geometric mean" if what.log_y else "mean"
+    finish(figure, lines + _kinds(what, drawn), f"{mean}\nof n = {seeds(plan)} seeds")
+    return figure
+
+
+gradient_norms_by_depth = partial(profile, GRADIENT)
+stream_by_depth = partial(profile, STREAM)
+branch_ratio = partial(profile, BRANCH)
+token_cosine = partial(profile, COSINE)
+
+
+def _start(what: Profile, trace: Trace) -> Row:
+    return trace.first if what.at_first_step else trace.untrained
+
+
+def _by_block(what: Profile, row: Row) -> pd.Series:
+    """Block's number -> the mean over its branches."""
+    found = [(match[1], row[name]) for name in row if (match := what.metric.fullmatch(name))]
+    after = 1 + max((int(block) for block, _ in found if block), default=-1)
+    usable = [(block, value) for block, value in found if finite(value) and (value > 0 or not what.log_y)]
+    numbers = [what.first + (after if block is None else int(block)) for block, _ in usable]
+    values = pd.Series([value for _, value in usable], numbers, dtype="float64").groupby(level=0).mean()
+    return values[values.index > 0]
+
+
+def _over_seeds(what: Profile, rows: Sequence[Row]) -> pd.Series:
+    """The mean over seeds, geometric where the axis is in logarithms, of the blocks that all seeds have."""
+    wide = pd.concat([_by_block(what, row) for row in rows], axis=1).dropna()
+    return np.exp(np.log(wide).mean(axis=1)) if what.log_y else wide.mean(axis=1)
+
+
+def _ends(panel: Axes, what: Profile, own: Sequence[Trace], style: Look) -> None:
+    _line(panel, _over_seeds(what, [_start(what, trace) for trace in own]), style, "--")
+    trained = [trace for trace in own if trace.run.cell.config.train.steps]
+    done = [trace.last for trace in trained if trace.done]
+    if done:
+        _line(panel, _over_seeds(what, done), style, "-")
+    for trace in trained:
+        if trace.diverged:
+            _line(panel, _by_block(what, trace.last), {**style, "mfc": "white"}, ":")
+
+
+def _line(panel: Axes, values: pd.Series, style: Look, line: str) -> None:
+    every = max(1, len(values) // 8)
+    panel.plot(values.index, values, line, lw=1.2, markersize=3.5, markevery=every, **style)
+
+
+def _kinds(what: Profile, drawn: Sequence[Trace]) -> list[Line2D]:
+    """What the kinds of lines mean, for those kinds that there are."""
+    trained = [trace for trace in drawn if trace.run.cell.config.train.steps]
+    start = "at the first step" if what.at_first_step and trained else "before training"
+    kinds = [proxy(start, ls="--")]
+    kinds += [proxy("at the last step", ls="-")] * any(trace.done for trace in trained)
+    kinds += [proxy("a diverged seed's last", ls=":", marker="o", mfc="white")] * any(t.diverged for t in trained)
+    return kinds + ([proxy(what.guide[0], ls=":", lw=1)] if what.guide else [])
