@@ -12,11 +12,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from andrea_exp.results.figures.depth import N_LAYERS
 from andrea_exp.results.figures.panels import (
     Look,
     arm_lines,
     finish,
     grouped,
+    logarithmic,
     look,
     panels,
     proxy,
@@ -75,7 +77,7 @@ def profile(what: Profile, seen: Seen) -> Figure | None:
     if not drawn:
         return None
     plan = seen.plan
-    figure, found = panels(titles(plan), "block", what.y)
+    figure, found = panels(titles(plan), "block", what.y, share_x=N_LAYERS not in plan.spec.across)
     lines = arm_lines(plan, seen.reported, {trace.run.cell.arm for trace in drawn})
     for (arm, name), own in grouped(drawn, lambda t: (t.run.cell.arm, column_title(t.run.cell.column))).items():
         _ends(found[name], what, own, look(plan.arms.index(arm)))
@@ -84,10 +86,12 @@ def profile(what: Profile, seen: Seen) -> Figure | None:
             if len(at_start):
                 found[name].plot(at_start.index, what.guide[1](at_start), color="black", lw=1, ls=":", zorder=1)
     for panel in found.values():
-        panel.set_yscale("log" if what.log_y else "linear")
-        panel.set_xscale("log" if what.log_x else "linear")
-        if not what.log_x:
-            panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if what.log_x:
+            logarithmic(panel, "x")
+        else:
+            panel.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    if what.log_y:
+        logarithmic(next(iter(found.values())), "y")  # all share it
     tell_counts(plan, seen.reported, found)
     mean = "geometric mean" if what.log_y else "mean"
     finish(figure, lines + _kinds(what, drawn), f"{mean}\nof n = {seeds(plan)} seeds")

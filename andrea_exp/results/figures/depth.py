@@ -5,10 +5,22 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 
 from andrea_exp.config import Init, NormPlacement
-from andrea_exp.results.figures.panels import Look, Mark, at_top, few, finish, grouped, look, panels, proxy, rest, seeds
+from andrea_exp.results.figures.panels import (
+    Look,
+    Mark,
+    at_top,
+    few,
+    finish,
+    grouped,
+    logarithmic,
+    look,
+    panels,
+    proxy,
+    rest,
+    seeds,
+)
 from andrea_exp.results.figures.seen import Seen, Trace, finite
 from andrea_exp.results.load import last_mlp_gradient as last_mlp
 from andrea_exp.results.stats import log_log_slopes, paired_interval
@@ -41,11 +53,10 @@ def last_mlp_gradient(seen: Seen) -> Figure | None:
         marks[name] += _draw(found[name], curves, style, _predicted(own[0].run.cell), seeds(plan))
         title = ", ".join(filter(None, (label, name if len(names) > 1 else "")))
         lines.append(proxy(": ".join(filter(None, (title, _exponent(curves, seeds(plan))))), **style))
-    for panel in found.values():
-        panel.set_xscale("log")
-        panel.set_yscale("log")
-        panel.xaxis.set_minor_locator(NullLocator())
-        panel.set_xticks(depths, [str(depth) for depth in depths])
+    first = next(iter(found.values()))  # all share its axes
+    logarithmic(first, "x")
+    logarithmic(first, "y")
+    first.set_xticks(depths, [str(depth) for depth in depths])
     at_top(found, marks)
     lines += [proxy("k/n not finite", ls="", marker="o", mfc="none")] * any(marks.values())
     lines.append(proxy("Xiong 2020: post flat, pre L^-0.5", ls=":"))

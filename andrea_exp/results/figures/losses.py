@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, NullLocator, ScalarFormatter
 
 from andrea_exp.record import Status
 from andrea_exp.results.figures.panels import (
-    SMALL,
     Look,
     Mark,
     arm_lines,
@@ -18,6 +16,7 @@ from andrea_exp.results.figures.panels import (
     few,
     finish,
     grouped,
+    logarithmic,
     look,
     panels,
     proxy,
@@ -45,15 +44,11 @@ def loss_curves(seen: Seen) -> Figure | None:
     figure, found = panels(titles(plan), "optimizer step", "training loss (nats a token)")
     for (arm, name), own in grouped(traces, lambda t: (t.run.cell.arm, column_title(t.run.cell.column))).items():
         _loss_curve(found[name], own, look(plan.arms.index(arm))["color"])
-    for panel in found.values():
-        panel.set_xscale("log")
-        panel.set_yscale("log")
-        panel.yaxis.set_major_formatter(ScalarFormatter())
-        panel.yaxis.set_minor_formatter(ScalarFormatter() if _narrow(panel) else NullFormatter())
-        panel.tick_params(which="minor", labelsize=SMALL)
+    first = next(iter(found.values()))  # all share its axes
     starts = [trace.loss.iloc[0] for trace in traces]
-    any_panel = next(iter(found.values()))
-    any_panel.set_ylim(top=min(any_panel.get_ylim()[1], ABOVE_START * max(starts)))
+    first.set_ylim(top=min(first.get_ylim()[1], ABOVE_START * max(starts)))
+    logarithmic(first, "x")
+    logarithmic(first, "y")
     tell_counts(plan, seen.reported, found)
     lines = arm_lines(plan, seen.reported, {trace.run.cell.arm for trace in traces}, marker=False)
     if any(trace.diverged for trace in traces):
@@ -77,12 +72,6 @@ def _loss_curve(panel: Axes, own: Sequence[Trace], colour: str) -> None:
             panel.plot(curve.index, curve, "--", color=colour, lw=0.7, marker=end, markevery=[-1], markersize=5)
 
 
-def _narrow(panel: Axes) -> bool:
-    """Whether an axis on logarithms has no room for two powers of ten, and so needs labels between them."""
-    low, high = panel.get_ylim()
-    return high < 30 * low
-
-
 def loss_by_lr(seen: Seen) -> Figure | None:
     """Final validation loss by learning rate, over the tuning seeds where it is tuned, else over the reported ones."""
     plan, tuned = seen.plan, LR in seen.plan.spec.tune
@@ -104,15 +93,15 @@ def loss_by_lr(seen: Seen) -> Figure | None:
         if cell:
             top[name] += _chosen(found[name], cell, own, seen.table.metric, look(place)["color"], aside)
     rates = sorted({run.cell.config.optim.lr for run in runs})
-    for panel in found.values():
-        panel.set_xscale("log")
-        panel.xaxis.set_minor_locator(NullLocator())
-        panel.set_xticks(rates, [f"{rate:g}" for rate in rates])
+    first = next(iter(found.values()))  # all share its axes
+    logarithmic(first, "x")
+    first.set_xticks(rates, [f"{rate:g}" for rate in rates])
     at_top(found, top)
     lines = [proxy(arm, **look(i)) for i, arm in enumerate(plan.arms) if arm in {run.cell.arm for run in runs}]
     lines += [proxy("k/n diverged", ls="", marker="o", mfc="none")] * any(top.values())
     if chosen:
         lines.append(proxy("chosen", ls="", marker="o", mfc="none", markersize=10))
+    if any(cell.done + cell.diverged for cell in chosen.values()):
         lines.append(proxy(f"reported seeds, n = {seeds(plan)}", ls="", marker="*", markersize=9))
     finish(figure, lines, f"mean and range\nof n = {n} {'tuning ' if tuned else ''}seeds")
     return figure

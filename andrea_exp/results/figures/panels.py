@@ -10,6 +10,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullLocator
 
 from andrea_exp.record import Status
 from andrea_exp.results.load import Run
@@ -22,9 +23,11 @@ WIDTH, HEIGHT = 2.6, 2.0
 LONE_WIDTH, LONE_HEIGHT = 3.8, 2.7
 GAP, PAD, LINE = 0.2, 0.08, 0.15
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")  # one more than colours: 72 pairs before any comes again
+# How many times its lowest an axis' highest value is at most -> what is labelled beside powers of ten.
+BETWEEN = {30: (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0), 300: (1.0, 2.0, 5.0)}
 SMALL = 7
 TOP_ROW = 0.065  # of a panel's height
-TITLE_WIDTH = 44  # letters of that size across a panel
+TITLE_WIDTH = 40  # letters of that size across a panel
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
@@ -134,6 +137,18 @@ def proxy(text: str, **style: Any) -> Line2D:
     return Line2D([], [], label=plain(text), **{"color": "black", "markersize": 5, "lw": 1.2, **style})
 
 
+def logarithmic(panel: Axes, axis: str) -> None:
+    """Makes "x" or "y" logarithmic, with labels at powers of ten, and between them where there are few of those."""
+    panel.set(**{f"{axis}scale": "log"})
+    low, high = panel.get_xlim() if axis == "x" else panel.get_ylim()
+    own = panel.xaxis if axis == "x" else panel.yaxis
+    between = next((subs for wide, subs in BETWEEN.items() if high < wide * low), (1.0,))
+    own.set_major_locator(LogLocator(subs=between))
+    own.set_minor_locator(NullLocator())
+    if len(between) > 1:
+        own.set_major_formatter("{x:g}")
+
+
 def finish(figure: Figure, lines: Sequence[Line2D], title: str) -> None:
     """Lays a figure out, panels of one size in rows, and puts one legend beside them, where it covers nothing.
 
@@ -143,28 +158,30 @@ def finish(figure: Figure, lines: Sequence[Line2D], title: str) -> None:
         labels = [str(line.get_label()) for line in lines]
         where: Any = {"loc": "upper left", "alignment": "left", "frameon": False, "borderaxespad": 0}
         made = figure.legend(lines, labels, title=plain(title), fontsize=8, title_fontsize=8, **where)
-    rows, columns = _shape(figure)
-    width, height = (WIDTH, HEIGHT) if columns > 1 else (LONE_WIDTH, LONE_HEIGHT)
-    head = (
-        LINE * max(panel.get_title("left").count("\n") + bool(panel.get_title("left")) for panel in figure.axes) + PAD
-    )
-    between = head + LINE * (1 + any(panel.get_xlabel() for panel in figure.axes[:-columns])) + PAD
-    left = max(_left(panel) for panel in figure.axes[::columns]) + PAD
     legend_width, legend_height = (size / figure.dpi for size in made.get_window_extent().size)
+    grid = figure.axes[0].get_gridspec()
+    assert grid is not None
+    _place(figure, grid.nrows, grid.ncols, 1.0, legend_width, legend_height)
+    left = PAD + max(_left(panel) for panel in figure.axes[:: grid.ncols])  # measured on panels of their true size
+    end = _place(figure, grid.nrows, grid.ncols, left, legend_width, legend_height)
+    made.set_bbox_to_anchor((end, 1 - PAD / figure.get_figheight()), figure.transFigure)
+
+
+def _place(figure: Figure, rows: int, columns: int, left: float, legend_width: float, legend_height: float) -> float:
+    """Sets the figure's size and its panels' places; returns where the legend begins, as a share of the width."""
+    width, height = (WIDTH, HEIGHT) if columns > 1 else (LONE_WIDTH, LONE_HEIGHT)
+    first, last = figure.axes[0], figure.axes[-1 if rows == 1 else -columns]
+    head = LINE * max(len(panel.get_title("left").splitlines()) for panel in figure.axes) + PAD
+    foot = LINE * (1 + len(last.get_xlabel().splitlines())) + 2 * PAD
+    labelled = first.xaxis.get_tick_params()["labelbottom"]  # of rows above the last
+    between = head + PAD + LINE * (labelled + bool(first.get_xlabel())) + PAD * bool(first.get_xlabel())
     right = left + columns * width + (columns - 1) * GAP
-    foot = 2 * LINE + 2 * PAD
     inside = rows * height + (rows - 1) * between
     w, h = right + GAP + legend_width + PAD, max(head + inside + foot, legend_height + 2 * PAD)
     figure.set_size_inches(w, h)
     top = 1 - head / h
     figure.subplots_adjust(left / w, top - inside / h, right / w, top, GAP / width, between / height)
-    made.set_bbox_to_anchor(((right + GAP) / w, 1 - PAD / h), figure.transFigure)
-
-
-def _shape(figure: Figure) -> tuple[int, int]:
-    grid = figure.axes[0].get_gridspec()
-    assert grid is not None
-    return grid.nrows, grid.ncols
+    return (right + GAP) / w
 
 
 def _left(panel: Axes) -> float:
@@ -197,7 +214,7 @@ def at_top(found: Mapping[str, Axes], marks: Mapping[str, Sequence[Mark]]) -> No
             x, text, style = mark
             y = 1 - TOP_ROW * (rows[name].index(_look_of(mark)) + 0.5)
             found[name].plot([x], [y], transform=edge, ls="", markersize=5, mfc="none", clip_on=False, **style)
-            found[name].annotate(text, (x, y), xycoords=edge, color=style["color"], **where)
+            found[name].annotate(text, (x, y), xycoords=edge, **where)
 
 
 def _look_of(mark: Mark) -> tuple[str, str]:

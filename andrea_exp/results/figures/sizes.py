@@ -6,7 +6,6 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from andrea_exp.results.figures.losses import UNITS
 from andrea_exp.results.figures.panels import (
@@ -17,6 +16,7 @@ from andrea_exp.results.figures.panels import (
     few,
     finish,
     grouped,
+    logarithmic,
     look,
     number,
     panels,
@@ -30,7 +30,7 @@ from andrea_exp.results.table import TableCell
 from andrea_exp.sweep.plan import Plan, column_title
 
 APART = 1.02  # sizes that differ by less are one
-COSTS = {"parameters": "parameters", "flops": "training FLOPs of a run"}
+COSTS = {"parameters": "parameters", "flops": "training FLOPs"}
 
 
 def loss_by_size(seen: Seen) -> Figure | None:
@@ -47,7 +47,7 @@ def loss_by_size(seen: Seen) -> Figure | None:
     grown = list(plan.spec.across) if field else [key for key in plan.spec.across if _grows(cells, key)]
     series = list(dict.fromkeys(column_title(column) or "all arms" for column in plan.columns)) if field else plan.arms
     rests = list(dict.fromkeys(column_title(rest(cell.column, *grown)) for cell in cells))
-    names = {(text, cost): f"{text + ': ' if text else ''}by {cost}" for text in rests for cost in COSTS}
+    names = {(text, cost): f"{text + ': ' if text else ''}by {COSTS[cost]}" for text in rests for cost in COSTS}
     figure, found = panels(list(names.values()), "", UNITS[seen.table.metric], share_x=False)
     marks: dict[str, list[Mark]] = {name: [] for name in found}
     drawn = set()
@@ -123,8 +123,6 @@ def _name_arms(panel: Axes, cells: Sequence[TableCell], cost: str) -> None:
 
 def _cost_axis(panel: Axes, text: str) -> None:
     panel.set_xlabel(text)
-    panel.set_xscale("log")
     panel.margins(x=0.12)
-    panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    panel.xaxis.set_major_formatter(lambda value, _: f"{value:.2g}")
-    panel.xaxis.set_minor_formatter(NullFormatter())
+    logarithmic(panel, "x")
+    panel.xaxis.set_major_formatter("{x:.2g}")

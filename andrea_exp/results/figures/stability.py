@@ -99,7 +99,9 @@ def _grid(panel: Axes, grid: Map, runs: Mapping[tuple[int, int], Sequence[Run]],
     share = np.full((len(grid.down), len(grid.across)), np.nan)
     for (x, y), own in runs.items():
         share[y, x] = sum(run.status is Status.diverged for run in own) / len(own)
-    panel.pcolormesh(np.ma.masked_invalid(share), cmap=SHARE, vmin=0, vmax=1, edgecolors="black", linewidth=0.4)
+    panel.pcolormesh(
+        np.ma.masked_invalid(share), cmap=SHARE, vmin=0, vmax=1, edgecolors="black", linewidth=0.4, clip_on=False
+    )
     for y, x in np.ndindex(share.shape):
         text = _text(runs.get((x, y), []), metric, n)
         panel.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=SMALL)
