@@ -1,12 +1,11 @@
 """What happens from block to block: one function, several of the metrics that a diagnosis logs."""
 
 import re
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -29,6 +28,8 @@ from andrea_exp.results.figures.panels import (
 from andrea_exp.results.figures.seen import Row, Seen, Trace, finite
 from andrea_exp.sweep.plan import column_title
 
+Values = dict[int, float]  # block's number -> value
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -37,7 +38,7 @@ class Profile:
     metric: re.Pattern[str]  # its group is the block's number; none for what comes after the last
     y: str
     first: int = 1  # the number of the first block; what comes after the last is one more than that
-    guide: tuple[str, Callable[[pd.Series], pd.Series]] | None = None  # from the baseline's own profile at the start
+    guide: tuple[str, Callable[[Values], list[float]]] | None = None  # from the baseline's own profile at the start
     at_first_step: bool = False  # the start is the first step's row, else that of step 0
     log_x: bool = False
     log_y: bool = True
@@ -48,21 +49,18 @@ STREAM = Profile(
     re.compile(r"stream/rms/(?:block_(\d+)|final)"),
     "RMS of the stream after the block",
     first=0,  # what enters a block has left the one before
-    guide=(
-        "square root of the block's number",
-        lambda own: own.iloc[0] * np.sqrt(own.index.to_series() / own.index[0]),
-    ),
+    guide=("square root of the block's number", lambda own: [own[min(own)] * (n / min(own)) ** 0.5 for n in own]),
     log_x=True,
 )
 BRANCH = Profile(
     re.compile(r"branch/ratio/block_(\d+)/.+"),
     "RMS of a branch / RMS of the stream",
-    guide=("a tenth", lambda own: own * 0 + 0.1),
+    guide=("a tenth", lambda own: [0.1] * len(own)),
 )
 COSINE = Profile(
     re.compile(r"stream/token_cosine/block_(\d+)"),
     "mean cosine between tokens",
-    guide=("all tokens alike", lambda own: own * 0 + 1),
+    guide=("all tokens alike", lambda own: [1.0] * len(own)),
     log_y=False,
 )
 
@@ -73,7 +71,7 @@ def profile(what: Profile, seen: Seen) -> Figure | None:
     A diverged seed's end is a dotted line of its own.
     """
     ended = [trace for trace in seen.traces if trace.run.status.finished]
-    drawn = [trace for trace in ended if len(_by_block(what, _start(what, trace)))]
+    drawn = [trace for trace in ended if _by_block(what, _start(what, trace))]
     if not drawn:
         return None
     plan = seen.plan
@@ -83,8 +81,8 @@ def profile(what: Profile, seen: Seen) -> Figure | None:
         _ends(found[name], what, own, look(plan.arms.index(arm)))
         if what.guide and arm == plan.spec.baseline:
             at_start = _over_seeds(what, [_start(what, trace) for trace in own])
-            if len(at_start):
-                found[name].plot(at_start.index, what.guide[1](at_start), color="black", lw=1, ls=":", zorder=1)
+            if at_start:
+                found[name].plot(list(at_start), what.guide[1](at_start), color="black", lw=1, ls=":", zorder=1)
     for panel in found.values():
         if what.log_x:
             logarithmic(panel, "x")
@@ -108,20 +106,20 @@ def _start(what: Profile, trace: Trace) -> Row:
     return trace.first if what.at_first_step else trace.untrained
 
 
-def _by_block(what: Profile, row: Row) -> pd.Series:
+def _by_block(what: Profile, row: Row) -> Values:
     """Block's number -> the mean over its branches."""
     found = [(match[1], row[name]) for name in row if (match := what.metric.fullmatch(name))]
     after = 1 + max((int(block) for block, _ in found if block), default=-1)
     usable = [(block, value) for block, value in found if finite(value) and (value > 0 or not what.log_y)]
-    numbers = [what.first + (after if block is None else int(block)) for block, _ in usable]
-    values = pd.Series([value for _, value in usable], numbers, dtype="float64").groupby(level=0).mean()
-    return values[values.index > 0]
+    by_number = grouped(usable, lambda u: what.first + (after if u[0] is None else int(u[0])))
+    return {n: statistics.fmean(value for _, value in own) for n, own in sorted(by_number.items()) if n > 0}
 
 
-def _over_seeds(what: Profile, rows: Sequence[Row]) -> pd.Series:
+def _over_seeds(what: Profile, rows: Sequence[Row]) -> Values:
     """The mean over seeds, geometric where the axis is in logarithms, of the blocks that all seeds have."""
-    wide = pd.concat([_by_block(what, row) for row in rows], axis=1).dropna()
-    return np.exp(np.log(wide).mean(axis=1)) if what.log_y else wide.mean(axis=1)
+    each = [_by_block(what, row) for row in rows]
+    mean = statistics.geometric_mean if what.log_y else statistics.fmean
+    return {number: mean([values[number] for values in each]) for number in each[0] if all(number in v for v in each)}
 
 
 def _ends(panel: Axes, what: Profile, own: Sequence[Trace], style: Look) -> None:
@@ -135,9 +133,9 @@ def _ends(panel: Axes, what: Profile, own: Sequence[Trace], style: Look) -> None
             _line(panel, _by_block(what, trace.last), {**style, "mfc": "white"}, ":")
 
 
-def _line(panel: Axes, values: pd.Series, style: Look, line: str) -> None:
+def _line(panel: Axes, values: Values, style: Look, line: str) -> None:
     every = max(1, len(values) // 8)
-    panel.plot(values.index, values, line, lw=1.2, markersize=3.5, markevery=every, **style)
+    panel.plot(list(values), list(values.values()), line, lw=1.2, markersize=3.5, markevery=every, **style)
 
 
 def _kinds(what: Profile, drawn: Sequence[Trace]) -> list[Line2D]:

@@ -99,7 +99,7 @@ def panels(
 def tell(panel: Axes, name: str, remarks: Sequence[str]) -> None:
     """A panel's title: its column, and below it what must be said of its seeds."""
     lines = [line for text in (name, "; ".join(remarks)) for line in textwrap.wrap(text, TITLE_WIDTH)]
-    panel.set_title(plain("\n".join(lines)), fontsize=SMALL + 1, loc="left")
+    panel.set_title(plain("\n".join(lines)), fontsize=SMALL + 1, loc="left", y=1.0)
 
 
 def count(runs: Sequence[Run], planned: int) -> str:
@@ -162,7 +162,7 @@ def finish(figure: Figure, lines: Sequence[Line2D], title: str) -> None:
     grid = figure.axes[0].get_gridspec()
     assert grid is not None
     _place(figure, grid.nrows, grid.ncols, 1.0, legend_width, legend_height)
-    left = PAD + max(_left(panel) for panel in figure.axes[:: grid.ncols])  # measured on panels of their true size
+    left = PAD + _left(figure.axes[0])  # measured at its true size
     end = _place(figure, grid.nrows, grid.ncols, left, legend_width, legend_height)
     made.set_bbox_to_anchor((end, 1 - PAD / figure.get_figheight()), figure.transFigure)
 
