@@ -54,7 +54,7 @@ STREAM = Profile(
 )
 BRANCH = Profile(
     re.compile(r"branch/ratio/block_(\d+)/.+"),
-    "RMS of a branch / RMS of the stream",
+    "branch RMS / stream RMS",
     guide=("a tenth", lambda own: [0.1] * len(own)),
 )
 COSINE = Profile(

@@ -21,13 +21,16 @@ PANELS_IN_A_ROW = 4
 # Inches: of a panel, of one that is alone in its row, and around them.
 WIDTH, HEIGHT = 2.6, 2.0
 LONE_WIDTH, LONE_HEIGHT = 3.8, 2.7
-GAP, PAD, LINE = 0.2, 0.08, 0.15
+GAP, PAD, LINE = 0.3, 0.08, 0.15
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")  # one more than colours: 72 pairs before any comes again
 # How many times its lowest an axis' highest value is at most -> what is labelled beside powers of ten.
-BETWEEN = {30: (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0), 300: (1.0, 2.0, 5.0)}
+BETWEEN: dict[str, dict[int, tuple[float, ...]]] = {
+    "x": {300: (1.0, 2.0, 5.0)},
+    "y": {30: (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0), 300: (1.0, 2.0, 5.0)},
+}
 SMALL = 7
 TOP_ROW = 0.065  # of a panel's height
-TITLE_WIDTH = 40  # letters of that size across a panel
+TITLE_WIDTH = 38  # letters of that size across a panel
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
@@ -142,7 +145,7 @@ def logarithmic(panel: Axes, axis: str) -> None:
     panel.set(**{f"{axis}scale": "log"})
     low, high = panel.get_xlim() if axis == "x" else panel.get_ylim()
     own = panel.xaxis if axis == "x" else panel.yaxis
-    between = next((subs for wide, subs in BETWEEN.items() if high < wide * low), (1.0,))
+    between = next((subs for wide, subs in BETWEEN[axis].items() if high < wide * low), (1.0,))
     own.set_major_locator(LogLocator(subs=between))
     own.set_minor_locator(NullLocator())
     if len(between) > 1:
