@@ -11,4 +11,5 @@ STYLE: Any = {
     "grid.alpha": 0.25,
     "font.size": 9,
     "figure.dpi": 150,
+    "svg.hashsalt": "andrea-exp",  # names inside an SVG, so that the same figure has the same bytes
 }

@@ -2,18 +2,16 @@
 
 import io
 import math
-from pathlib import Path
 
 import pytest
-from by_hand import RECORDS, plan, record_arms
+from by_hand import plan, record_arms
 from rich.console import Console
 
 from andrea_exp.cli import _print_published
 from andrea_exp.errors import UserError
-from andrea_exp.results.figures import published_differences
 from andrea_exp.results.formats import published_to_rich
 from andrea_exp.results.published import Published, grid, of_sweep, read_published, rows
-from andrea_exp.results.table import AblationTable, ablation_table
+from andrea_exp.results.table import AblationTable
 from andrea_exp.sweep.plan import plan_sweep
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -63,17 +61,6 @@ def test_the_published_numbers_are_the_published_ones():
     assert shazeer.values["gelu"] - shazeer.values["relu"] == pytest.approx(0.002)
     prores = next(p for p in of_sweep("norm_placement") if p.name == "ProRes 2026, 130M")
     assert (prores.values["pre"], prores.values["post"]) == (14.67, 14.84)
-
-
-def test_one_figure_has_them_all(tmp_path: Path):
-    planned = plan_sweep(["sweeps=norm_placement", "train.device=cpu"])
-    made = ablation_table(planned, RECORDS)
-    figure = published_differences(made)
-    figure.savefig(tmp_path / "p.png")
-    assert (tmp_path / "p.png").stat().st_size > 5000
-    (axes,) = figure.axes
-    assert [t.get_text() for t in axes.get_yticklabels()] == ["post", "peri", "deepnorm", "layer_scaled"]
-    assert [t.get_text() for t in axes.get_legend().get_texts()] == [p.name for p in of_sweep("norm_placement")]
 
 
 def test_the_command_names_the_sweeps_that_have_any():

@@ -17,8 +17,7 @@ from scipy import stats
 
 from andrea_exp.config import formula
 from andrea_exp.record import Status, run_folder
-from andrea_exp.results import load_metrics, load_runs, loss_curves
-from andrea_exp.results.figures import save_figures
+from andrea_exp.results import load_metrics, load_runs
 from andrea_exp.results.formats import to_csv, to_json, to_markdown
 from andrea_exp.results.frames import runs_frame
 from andrea_exp.results.load import Run
@@ -366,35 +365,7 @@ def test_null_can_be_the_best_value():
     assert [c["done"] for c in cells] == [2] * 3
 
 
-# Figures and metrics
-
-
-@pytest.mark.parametrize("dies_at", [None, 4, 1])
-def test_figures_are_drawn_also_for_an_arm_that_ended_in_nan(dies_at: int | None):
-    planned = plan(across={"optim.warmup_steps": [0, 4]})
-    for cell in planned.cells:
-        record(cell, "non-finite" if cell.arm == "none" and dies_at else 2.0)
-    write_metrics(planned, dies_at=dies_at)
-    paths = save_figures(planned, RECORDS, Path())
-    assert paths
-    for path in paths:
-        content = path.read_bytes()
-        assert content.startswith(b"\x89PNG\r\n\x1a\n" if path.suffix == ".png" else b"<?xml")
-        assert len(content) > 5000
-
-
-def test_figures_are_drawn_where_nothing_was_logged():
-    planned = plan()
-    for cell in planned.cells:
-        record(cell, 2.0)
-    assert all(path.stat().st_size for path in save_figures(planned, RECORDS, Path()))
-
-
-def test_a_column_whose_value_is_null_has_its_curves():
-    planned = plan(across={"optim.clip": [None, 1.0]})
-    write_metrics(planned)
-    panels = loss_curves(planned, RECORDS).axes
-    assert [len(panel.lines) for panel in panels] == [3, 3]
+# Metrics
 
 
 def test_load_metrics_keeps_every_value_and_null_becomes_nan():

@@ -1,9 +1,8 @@
 """The source texts' claims against whatever runs there are: data in claims.yaml, rules in verdicts.py."""
 
 import math
-import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -19,8 +18,8 @@ from andrea_exp.record import Status, read_metrics, run_folder
 from andrea_exp.results import verdicts
 from andrea_exp.results.contrast import gaps
 from andrea_exp.results.fairness import fairness
-from andrea_exp.results.load import SUMMARY, Run, plan_of, read_runs
-from andrea_exp.results.stats import Signs, signs
+from andrea_exp.results.load import SUMMARY, Run, last_mlp_gradient, plan_of, read_runs
+from andrea_exp.results.stats import Signs, log_log_slopes, signs
 from andrea_exp.results.table import LEAST_RATES, LR
 from andrea_exp.results.verdicts import Finding, Verdict
 from andrea_exp.sweep.plan import Plan, Values, column_title
@@ -205,21 +204,21 @@ def _between(claim: Claim, runs: Sequence[Run], records: Path) -> Finding:
     """Ratios and norms span decades: their interval is that of the logarithm."""
     measure, (least, most) = METRICS[claim.metric], claim.bounds
     ended = [(run, measure(run, records)) for run in runs if run.status.finished]
-    logs = [(run, math.log(value)) for run, value in ended if value is not None and value > 0]
+    above_0 = [(run, value) for run, value in ended if value is not None and value > 0]
     if claim.slope_over:
-        return verdicts.between(_slopes(logs, claim.slope_over), least, most)
-    found = verdicts.between([log for _, log in logs], math.log(least) if least > 0 else -math.inf, math.log(most))
+        return verdicts.between(log_log_slopes(_curves(above_0, claim.slope_over)), least, most)
+    logs = [math.log(value) for _, value in above_0]
+    found = verdicts.between(logs, math.log(least) if least > 0 else -math.inf, math.log(most))
     effect, low, high = (None if v is None else math.exp(v) for v in (found.effect, found.low, found.high))
     return Finding(found.verdict, effect, low, high, found.n)
 
 
-def _slopes(logs: Sequence[tuple[Run, float]], key: str) -> list[float]:
-    """A least-squares slope for each seed that has two values of the field or more."""
+def _curves(values: Sequence[tuple[Run, float]], key: str) -> Iterable[list[tuple[float, float]]]:
+    """A curve over a field for each seed."""
     by_seed: dict[str, list[tuple[float, float]]] = {}
-    for run, log in logs:
-        by_seed.setdefault(repr(run.cell.repeat), []).append((math.log(run.cell.column[key]), log))
-    lines = (statistics.linear_regression(*zip(*points, strict=True)) for points in by_seed.values() if len(points) > 1)
-    return [line.slope for line in lines]
+    for run, value in values:
+        by_seed.setdefault(repr(run.cell.repeat), []).append((run.cell.column[key], value))
+    return by_seed.values()
 
 
 # A sweep that has not gone through every regime decides nothing; the others are the protocol's for tuned models.
@@ -256,9 +255,7 @@ def _first_over_last(run: Run, _: Path) -> float | None:
 
 def _last_mlp(run: Run, records: Path) -> float | None:
     rows = read_metrics(run_folder(records, run.cell.signature))
-    last = rows[-1] if rows else {}
-    names = [name for name in last if name.startswith("grad_norm/block_") and name.endswith("/mlp")]
-    return last[max(names)] if names else None
+    return last_mlp_gradient(rows[-1]) if rows else None
 
 
 def _summary(column: str) -> Callable[[Run, Path], float | None]:

@@ -64,14 +64,6 @@ def metrics_frame(plan: Plan, records: Path, prefixes: Sequence[str] = ("",)) ->
     return frame
 
 
-def frames_by_place(plan: Plan, frame: pd.DataFrame) -> dict[tuple[str, int], pd.DataFrame]:
-    """A frame's rows by arm and number of column, in one pass; only places that have rows."""
-    number = {repr(column): i for i, column in enumerate(plan.columns)}
-    column_of = {cell.label: number[repr(cell.column)] for cell in plan.cells}
-    places = frame.groupby(["arm", frame["label"].map(column_of).rename("place")], sort=False)
-    return {(str(arm), int(place)): rows for (arm, place), rows in places}
-
-
 def _roles(cell: Cell) -> dict[str, Any]:
     return {"label": cell.label, "arm": cell.arm, **cell.column, **cell.tuned, **cell.repeat}
 

@@ -1,6 +1,6 @@
 """What is recorded of a sweep's runs. Which runs those are follows from planning it again."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,3 +60,9 @@ def read_runs(plan: Plan, records: Path) -> list[Run]:
     """What is recorded of each planned cell, in the plan's order."""
     with Index(records) as index:
         return [Run(cell, *index.look(cell.signature)) for cell in plan.cells]
+
+
+def last_mlp_gradient(row: Mapping[str, float]) -> float | None:
+    """The gradient norm of the last block's MLP in a logged row; None where it has none, or one that is not finite."""
+    names = [name for name in row if name.startswith("grad_norm/block_") and name.endswith("/mlp")]
+    return row[max(names)] if names else None

@@ -7,7 +7,6 @@ from pathlib import Path
 from rich.console import Console
 
 from andrea_exp.results.formats import FORMATS, SUFFIXES, print_table
-from andrea_exp.results.published import of_sweep
 from andrea_exp.results.table import ablation_table
 from andrea_exp.sweep.plan import AD_HOC, Plan
 
@@ -20,11 +19,9 @@ def write_report(plan: Plan, records: Path, overrides: Sequence[str], console: C
     for suffix, name in SUFFIXES.items():
         (folder / f"table.{suffix}").write_text(FORMATS[name](table, None))
     if any(cell.done + cell.diverged for cell in table.cells):
-        from andrea_exp.results.figures import published_differences, save_figures
+        from andrea_exp.results.figures import save_figures
 
         save_figures(plan, records, folder)
-        if of_sweep(table.name):
-            published_differences(table).savefig(folder / "published.png")
     print_table(table)
     words = [plan.name] if plan.name != AD_HOC else []
     words += [shlex.quote(o) for o in overrides if not o.startswith("sweeps=")] or ["seed=0"] * (not words)

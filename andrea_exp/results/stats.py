@@ -6,7 +6,7 @@ data of known truth: tests/test_stats.py.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -98,6 +98,12 @@ def lr_sensitivity(runs: Mapping[float, Sequence[tuple[float | None, float]]]) -
 
 def _capped(loss: float | None, start: float) -> float:
     return start if loss is None or not math.isfinite(loss) else min(loss, start)
+
+
+def log_log_slopes(curves: Iterable[Sequence[tuple[float, float]]]) -> list[float]:
+    """The least-squares slope of log y over log x of each curve, (x, y) above 0, that has two points or more."""
+    logs = [[(math.log(x), math.log(y)) for x, y in curve] for curve in curves if len(curve) > 1]
+    return [statistics.linear_regression(*zip(*points, strict=True)).slope for points in logs]
 
 
 def median_with_diverged(losses: Sequence[float], diverged: int) -> float | None:
