@@ -78,6 +78,7 @@ def _add_sweep_verbs(verbs: Any) -> None:
     table.add_argument("--columns", metavar="A,B,...", help="a row an arm and column, with these side by side")
     table.add_argument("--full", action="store_true", help="all of them, in several tables where one is too wide")
     table.add_argument("--published", action="store_true", help="differences beside those of published tables")
+    _add_report(verbs)
     status = verb("status", _status, "how a sweep stands, from its records")
     status.add_argument("--watch", action="store_true", help="keep it on the screen until the sweep is done")
     status.add_argument("--json", action="store_true", help="for machines")
@@ -86,6 +87,14 @@ def _add_sweep_verbs(verbs: Any) -> None:
     ahead = verb("plan", _plan, "what a sweep will cost before anything runs: runs, FLOPs, tokens, disk, time")
     ahead.add_argument("--json", action="store_true", help="for machines")
     verb("retry", _retry, "run those of a sweep's runs again that failed, and no others")
+
+
+def _add_report(verbs: Any) -> None:
+    told = "one HTML page: question, table, figures, claims, and how to have each number again"
+    page = verbs.add_parser("report", help=told, description=told, epilog="Further words are those of the sweep.")
+    page.add_argument("name", nargs="?", help="as of `table`; without it, or with records=FOLDER alone, all sweeps")
+    page.add_argument("--out", metavar="FILE", type=Path, help="default: report.html beside the sweep's tables")
+    page.set_defaults(run=_report)
 
 
 def _add_run_verbs(verbs: Any) -> None:
@@ -157,6 +166,21 @@ def _table(options: argparse.Namespace, overrides: list[str]) -> int:
         formats.print_table(made, columns)
     else:
         print(formats.FORMATS[options.format](made, columns), end="")
+    return 0
+
+
+def _report(options: argparse.Namespace, overrides: list[str]) -> int:
+    from rich.console import Console
+
+    from andrea_exp.results.page import write_page, write_page_of_all
+
+    words = [options.name, *overrides] if options.name else overrides
+    with Console(stderr=True).status("reading records, drawing figures"):
+        if not words or words[0].startswith("records="):
+            path = write_page_of_all(words, options.out)
+        else:
+            path = write_page(words[0], words[1:], options.out)
+    print(path)
     return 0
 
 

@@ -17,6 +17,11 @@ from andrea_exp.style import COLOURS, STYLE
 from andrea_exp.sweep.plan import Plan, shown
 
 PANELS_IN_A_ROW = 4
+CAPTIONS = {
+    "loss": "Training loss by optimizer step: an arm's median over seeds, in a band from its least to its largest.",
+    "grad_norm": "Gradient norm of each block's MLP against its depth: the geometric mean over seeds, at the first "
+    "step (dashed) and the last (solid).",
+}
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
