@@ -129,8 +129,8 @@ def _add_counting_verbs(verbs: Any) -> None:
     claims = verbs.add_parser("claims", help=told, description=told, epilog="Further words are those of the sweeps.")
     claims.add_argument("--json", action="store_true", help="for machines: every regime, and the runs behind it")
     claims.set_defaults(run=_claims)
-    bench = verbs.add_parser("bench", help="measure the harness: against a bare torch loop, and at 10,000 runs")
-    bench.add_argument("what", choices=("train", "slots", "scale"))
+    bench = verbs.add_parser("bench", help="measure the harness: against a bare torch loop, at 10,000 runs, reading")
+    bench.add_argument("what", choices=("train", "slots", "scale", "read"))
     bench.add_argument("--json", action="store_true", help="for machines")
     bench.set_defaults(run=_bench)
 
@@ -381,6 +381,10 @@ def _bench(options: argparse.Namespace, overrides: list[str]) -> int:
         from andrea_exp.bench_scale import bench_scale
 
         return bench_scale(as_json=options.json)
+    if options.what == "read":
+        from andrea_exp.bench_read import bench_read
+
+        return bench_read(as_json=options.json)
     from andrea_exp.bench import bench_train
 
     return bench_train(overrides, as_json=options.json)
