@@ -90,7 +90,7 @@ def published_differences(table: AblationTable) -> Figure:
             if row.low is not None and row.high is not None:
                 axes.plot([row.low, row.high], [height, height], "-", color=colour)
     axes.axvline(0, color="black", lw=0.8)
-    axes.set_yticks(range(len(arms)), arms)
+    axes.set_yticks(range(len(arms)), arms, parse_math=False)
     axes.invert_yaxis()
     axes.set_xlabel(f"difference to {table.baseline} (nats a token)\npublished: another size, text and objective")
     _legend([axes], "")
@@ -135,7 +135,9 @@ def _legend(panels: list[Axes], title: str) -> None:
     handles = {text: line for panel in panels for line, text in zip(*panel.get_legend_handles_labels(), strict=True)}
     where: Any = {"loc": "upper left", "bbox_to_anchor": (1, 1), "fontsize": 8}
     beside = panels[min(len(panels), PANELS_IN_A_ROW) - 1]
-    beside.legend(list(handles.values()), list(handles), title=title, frameon=False, **where)
+    legend = beside.legend(list(handles.values()), list(handles), title=title, frameon=False, **where)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a name with dollars is no formula
 
 
 def _cycle(colours: tuple[str, ...]) -> Iterator[str]:

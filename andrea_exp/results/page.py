@@ -32,6 +32,8 @@ from andrea_exp.sweep.plan import Plan, column_title
 
 LARGEST_SVG = 500_000  # bytes; what has more points is shown as pixels
 CSS_PIXELS = 96  # an inch
+# What no page may hold, and what would turn the text around it: control characters, marks of direction.
+BANNED = dict.fromkeys((*range(9), 11, 12, *range(14, 32), 127, *range(0x202A, 0x202F), *range(0x2066, 0x206A)))
 # What a page tells of its runs' provenance.
 TOLD: dict[str, Callable[[dict[str, Any]], Any]] = {
     "numerics version": lambda p: p["numerics_version"],
@@ -180,7 +182,7 @@ def header(name: str) -> str:
 
 def _pictures(plan: Plan, records: Path) -> Iterator[Picture]:
     for name, figure in figures.figures_of(plan, records).items():
-        kind, content = "svg+xml", _drawn(figure, "svg")
+        kind, content = "svg+xml", _drawn(figure, "svg").decode().translate(BANNED).encode()
         if len(content) > LARGEST_SVG:
             kind, content = "png", _drawn(figure, "png")
         source = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
@@ -261,4 +263,5 @@ def _render(chapters: Sequence[Chapter], title: str, untold: Sequence[claims.Jud
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"effect": claims.effect_text, "column": column_title}
-    return environment.get_template("page.html").render(chapters=chapters, title=title, untold=untold)
+    page = environment.get_template("page.html").render(chapters=chapters, title=title, untold=untold)
+    return page.translate(BANNED)
