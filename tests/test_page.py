@@ -180,7 +180,7 @@ def test_provenance_counts_the_runs_where_they_differ():
     assert '<th scope="row">threads</th><td>1 (6 runs); 2 (6 runs)</td>' in html
     assert '<th scope="row">device</th><td>cpu CPU &lt;4&gt;</td>' in html
     (run_folder(RECORDS, planned.cells[0].signature) / "provenance.json").unlink()
-    assert "not recorded (1 runs)" in page(planned)
+    assert "not recorded (1 run)" in page(planned)
 
 
 def test_claims_of_the_sweep_stand_with_their_verdicts():
