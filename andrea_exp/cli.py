@@ -78,6 +78,7 @@ def _add_sweep_verbs(verbs: Any) -> None:
     table.add_argument("--columns", metavar="A,B,...", help="a row an arm and column, with these side by side")
     table.add_argument("--full", action="store_true", help="all of them, in several tables where one is too wide")
     table.add_argument("--published", action="store_true", help="differences beside those of published tables")
+    _add_report(verbs)
     status = verb("status", _status, "how a sweep stands, from its records")
     status.add_argument("--watch", action="store_true", help="keep it on the screen until the sweep is done")
     status.add_argument("--json", action="store_true", help="for machines")
@@ -88,6 +89,14 @@ def _add_sweep_verbs(verbs: Any) -> None:
     verb("retry", _retry, "run those of a sweep's runs again that failed, and no others")
     packing = verb("pack", _pack, "write a sweep's ended runs into two small files, for others to unpack")
     packing.add_argument("--to", metavar="FOLDER", type=Path, default=Path("analysis/data"), help="default %(default)s")
+
+
+def _add_report(verbs: Any) -> None:
+    told = "one HTML page: question, table, figures, claims, and how to have each number again"
+    page = verbs.add_parser("report", help=told, description=told, epilog="Further words are those of the sweep.")
+    page.add_argument("name", nargs="?", help="as of `table`; without it, or with records=FOLDER alone, all sweeps")
+    page.add_argument("--out", metavar="FILE", type=Path, help="default: report.html beside the sweep's tables")
+    page.set_defaults(run=_report)
 
 
 def _add_run_verbs(verbs: Any) -> None:
@@ -125,8 +134,8 @@ def _add_counting_verbs(verbs: Any) -> None:
     claims = verbs.add_parser("claims", help=told, description=told, epilog="Further words are those of the sweeps.")
     claims.add_argument("--json", action="store_true", help="for machines: every regime, and the runs behind it")
     claims.set_defaults(run=_claims)
-    bench = verbs.add_parser("bench", help="measure the harness: against a bare torch loop, and at 10,000 runs")
-    bench.add_argument("what", choices=("train", "slots", "scale"))
+    bench = verbs.add_parser("bench", help="measure the harness: against a bare torch loop, at 10,000 runs, reading")
+    bench.add_argument("what", choices=("train", "slots", "scale", "read"))
     bench.add_argument("--json", action="store_true", help="for machines")
     bench.set_defaults(run=_bench)
 
@@ -162,6 +171,21 @@ def _table(options: argparse.Namespace, overrides: list[str]) -> int:
         formats.print_table(made, columns)
     else:
         print(formats.FORMATS[options.format](made, columns), end="")
+    return 0
+
+
+def _report(options: argparse.Namespace, overrides: list[str]) -> int:
+    from rich.console import Console
+
+    from andrea_exp.results.page import write_page, write_page_of_all
+
+    words = [options.name, *overrides] if options.name else overrides
+    with Console(stderr=True).status("reading records, drawing figures"):
+        if not words or words[0].startswith("records="):
+            path = write_page_of_all(words, options.out)
+        else:
+            path = write_page(words[0], words[1:], options.out)
+    print(path)
     return 0
 
 
@@ -381,6 +405,10 @@ def _bench(options: argparse.Namespace, overrides: list[str]) -> int:
         from andrea_exp.bench_scale import bench_scale
 
         return bench_scale(as_json=options.json)
+    if options.what == "read":
+        from andrea_exp.bench_read import bench_read
+
+        return bench_read(as_json=options.json)
     from andrea_exp.bench import bench_train
 
     return bench_train(overrides, as_json=options.json)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 from hydra import compose as hydra_compose
@@ -9,16 +10,16 @@ from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import MarkedYAMLError
 
 from andrea_exp import ROOT
-from andrea_exp.config import RunConfig
+from andrea_exp.config import RunConfig, as_dict, plain
 from andrea_exp.errors import UserError, did_you_mean
-from andrea_exp.rules import field_names
+from andrea_exp.rules import DERIVES_WIDTH, IDENTITY_SECTIONS, field_names, rules_of
 
 CONF = ROOT / "conf"
 ConfigStore.instance().store("schema", RunConfig)
@@ -62,6 +63,47 @@ def check_overrides(overrides: Sequence[str]) -> None:
 def parse(overrides: Sequence[str]) -> list[Override]:
     """Hydra's grammar for command-line overrides; raises Hydra's OverrideParseException."""
     return OverridesParser.create().parse_overrides(list(overrides))
+
+
+def words_of(config: RunConfig) -> list[str]:
+    """The inverse of composing: overrides that give a settled config's run again, with the same signature.
+
+    They are the fields in which it is not the defaults', less those that follow from the others. A width that a depth
+    mode derived is given as it was built.
+    """
+    implied = {f"{rule.field}={_word(plain(rule.default(config)))}" for rule in rules_of(config) if rule.live(config)}
+    implied.add(f"model.d_head={config.model.d_model // config.model.n_heads}")
+    given = [f"{key}={_word(value)}" for key, value in _fields(as_dict(config))]
+    return [word for word in given if word not in _default_words() and word not in implied]
+
+
+def _fields(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for section in IDENTITY_SECTIONS:
+        if not isinstance(values[section], dict):
+            yield section, values[section]
+            continue
+        yield from ((f"{section}.{k}", v) for k, v in values[section].items() if f"{section}.{k}" not in DERIVES_WIDTH)
+
+
+@cache
+def _default_words() -> frozenset[str]:
+    composed = compose([])
+    OmegaConf.set_struct(composed, False)
+    composed.pop("hydra")
+    return frozenset(f"{key}={_word(value)}" for key, value in _fields(as_dict(OmegaConf.to_object(composed))))
+
+
+# Text that Hydra reads as text without quotes, and as the same text.
+PLAIN = re.compile(r"(?!(null|true|false|inf|nan)$)[A-Za-z_./][\w./-]*|[1-9]\d*(/\d+)?", re.ASCII | re.IGNORECASE)
+
+
+def _word(value: Any) -> str:
+    """A value in Hydra's grammar for overrides."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{k}:{_word(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, str):
+        return value if PLAIN.fullmatch(value) else QuotedString(value, Quote.single).with_quotes()
+    return "null" if value is None else str(value).lower()
 
 
 def set_field(config: DictConfig, key: str, value: Any) -> None:

@@ -29,6 +29,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import orjson
 import psutil
 
 from andrea_exp import NUMERICS_VERSION, ROOT
@@ -162,13 +163,21 @@ def status(folder: Path) -> Status:
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
     """All logged steps in order; a line torn by a crash is left out, the last value of a step wins."""
-    rows: dict[float, dict[str, float]] = {}
-    with suppress(FileNotFoundError), (folder / "metrics.jsonl").open() as file:
-        for line in file:
-            with suppress(json.JSONDecodeError):
-                row = json.loads(line)
-                rows[row["step"]] = row
+    try:
+        lines = (folder / "metrics.jsonl").read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    rows = {row["step"]: row for row in _rows(lines)}
     return [rows[step] for step in sorted(rows)]
+
+
+def _rows(lines: list[bytes]) -> Iterator[dict[str, float]]:
+    try:
+        yield from orjson.loads(b"[%b]" % b",".join(lines))  # several times faster than line by line
+    except orjson.JSONDecodeError:
+        for line in lines:
+            with suppress(ValueError):
+                yield json.loads(line)  # which also takes NaN and Infinity, as another writer may have left them
 
 
 def last_metrics(folder: Path) -> dict[str, float]:

@@ -46,6 +46,7 @@ from andrea_exp.errors import UserError
 IDENTITY_SECTIONS = ("model", "data", "optim", "train", "log", "ops", "seed")
 # Decided before the model is built, so that only what they built enters the signature.
 BUILT_AWAY = ("expansion_ratio", "mlp_match", "depth_mode", "reference_layers")
+DERIVES_WIDTH = ("model.depth_mode", "model.reference_layers")
 ENDS_IN_A_NORM = frozenset({NormPlacement.post, NormPlacement.deepnorm})
 
 

@@ -92,6 +92,7 @@ def test_a_sweep_leaves_records_tables_figures_and_readable_links(swept: tuple[P
     assert all(list(link.glob("events.out.tfevents.*")) for link in links)
     assert all((records / f"tables/tiny/table.{kind}").stat().st_size for kind in ("md", "csv", "json"))
     assert list((records / "tables/tiny").glob("*.png"))
+    assert "</html>" in (records / "tables/tiny/report.html").read_text()
 
 
 def test_the_same_sweep_again_runs_nothing(copy: Path):

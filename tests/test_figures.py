@@ -547,7 +547,7 @@ def test_nothing_to_show_is_said_in_one_line(drawn: Drawn):
     with pytest.raises(UserError, match=f"sweep tiny: figure {drawn.name} has nothing to show; it needs "):
         drawn(plan(), RECORDS)
     assert figures_of(plan(), RECORDS) == {}
-    assert save_figures(plan(), RECORDS, Path()) == []
+    assert save_figures(figures_of(plan(), RECORDS), Path()) == []
 
 
 ODD = {"a_b, $c$": "pre", "_hidden $5": "post", "50% \\alpha_1^2": "none", "#& <b>": "peri"}
@@ -572,7 +572,7 @@ def test_the_same_records_give_the_same_bytes():
     planned = filled("warmup", "train.steps=4", "model.n_layers=2,4,12", "optim.warmup_steps=0,2", "seed=0,1")
     for folder in ("one", "two"):
         Path(folder).mkdir()
-        assert len(save_figures(planned, RECORDS, Path(folder))) == 18
+        assert len(save_figures(figures_of(planned, RECORDS), Path(folder))) == 18
     for path in Path("one").iterdir():
         content = path.read_bytes()
         assert content.startswith(b"\x89PNG\r\n\x1a\n" if path.suffix == ".png" else b"<?xml")

@@ -336,7 +336,12 @@ def _below(row: dict[str, Any]) -> list[str]:
 def _effect(row: dict[str, Any]) -> str:
     if row["rule"] == "exact":
         return f"{row['exact']:.6g} {row['unit']}".strip()
-    if row["effect"] is None:
+    return effect_text(Finding(Verdict(row["verdict"]), row["effect"], row["ci_low"], row["ci_high"]))
+
+
+def effect_text(finding: Finding) -> str:
+    """An effect with its interval, as far as there are any."""
+    if finding.effect is None:
         return ""
-    interval = "" if row["ci_low"] is None else f" [{row['ci_low']:+.3g}, {row['ci_high']:+.3g}]"
-    return f"{row['effect']:+.3g}{interval}"
+    interval = "" if finding.low is None else f" [{finding.low:+.3g}, {finding.high:+.3g}]"
+    return f"{finding.effect:+.3g}{interval}"

@@ -127,10 +127,15 @@ def _one_line(text: str) -> str:
 
 
 def to_html(table: AblationTable, names: Sequence[str] | None = None) -> str:
-    """A fragment for a page; each row names its runs in `data-runs`."""
-    chosen = names or PAPER
-    head, rows = flat(table, chosen)
-    lines = [flat_legend(table, chosen), *footnotes(table)]
+    """A fragment for a page: the table, and a list of what else a reader must know."""
+    lines = [flat_legend(table, names or PAPER), *footnotes(table)]
+    listed = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
+    return f"{html_table(table, names or PAPER)}\n<ul>{listed}</ul>\n"
+
+
+def html_table(table: AblationTable, names: Sequence[str]) -> str:
+    """Each row names its runs in `data-runs`."""
+    head, rows = flat(table, names)
 
     def cells(tag: str, entries: Sequence[str]) -> str:
         return "".join(f"<{tag}>{html.escape(e)}</{tag}>" for e in entries)
@@ -148,8 +153,6 @@ def to_html(table: AblationTable, names: Sequence[str] | None = None) -> str:
             *body,
             "</tbody>",
             "</table>",
-            f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in lines)}</ul>",
-            "",
         ]
     )
 

@@ -182,11 +182,8 @@ def flat_legend(table: AblationTable, names: Sequence[str]) -> str:
 Grid = tuple[list[str], list[list[str]]]
 
 
-def _grid(table: AblationTable) -> Grid:
-    """One row of text an arm: what it is, its parameters, then one entry a column.
-
-    Where that is too wide to read, columns go below each other: one row a column and arm.
-    """
+def wide_grid(table: AblationTable) -> Grid:
+    """One row of text an arm: what it is, its parameters, then one entry a column."""
     marks = letters(table)
     head = ["arm", "parameters", *(column_title(c) or "all seeds" for c in table.columns)]
     rows = []
@@ -196,6 +193,12 @@ def _grid(table: AblationTable) -> Grid:
         count = " / ".join(counts) or "–"  # one where the columns agree
         name = f"{arm}{marks[arm]}\n{what['formula']}".strip()
         rows.append([name, count, *(_entry(c, table.baseline) for c in cells)])
+    return head, rows
+
+
+def _grid(table: AblationTable) -> Grid:
+    """The wide grid; where that is too wide to read, columns go below each other: one row a column and arm."""
+    head, rows = wide_grid(table)
     narrow = len(table.columns) == 1 or sum(_widths(head, rows)) + GAP * (len(head) - 1) <= WIDTH
     return (head, rows) if narrow else _long_grid(table)
 

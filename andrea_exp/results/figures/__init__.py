@@ -4,7 +4,8 @@ Every figure is called alike, `loss_curves(plan, records)`; `figures_of` draws a
 A diverged run is counted and shown, never averaged, and every figure says how many seeds stand behind a point.
 """
 
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,12 +129,19 @@ def figures_of(plan: Plan, records: Path) -> dict[str, Figure]:
     return {name: figure for name, figure in figures.items() if figure is not None}
 
 
-def save_figures(plan: Plan, records: Path, folder: Path) -> list[Path]:
-    """Writes all figures of a plan into `folder`, each as PNG and as SVG: the same records give the same bytes."""
+def encoded(figure: Figure, kind: str) -> bytes:
+    """The content of a figure's "png" or "svg" file: the same figure gives the same bytes."""
+    out = io.BytesIO()
+    with mpl.rc_context(STYLE):
+        figure.savefig(out, format=kind, metadata={"Date": None} if kind == "svg" else {})
+    return out.getvalue()
+
+
+def save_figures(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
+    """Writes figures into `folder` under their names, each as PNG and as SVG."""
     paths = []
-    for name, figure in figures_of(plan, records).items():
-        for suffix, dated in (("png", {}), ("svg", {"Date": None})):
-            paths.append(folder / f"{name}.{suffix}")
-            with mpl.rc_context(STYLE):
-                figure.savefig(paths[-1], metadata=dated)
+    for name, figure in figures.items():
+        for kind in ("png", "svg"):
+            paths.append(folder / f"{name}.{kind}")
+            paths[-1].write_bytes(encoded(figure, kind))
     return paths
