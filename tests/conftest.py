@@ -83,6 +83,33 @@ def andrea(*words: str, cwd: Path, check: int | None = 0, timeout: float = 120) 
     return done
 
 
+BLOCKED = """
+import runpy, sys
+blocked = set(sys.argv[1].split(","))
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ImportError(f"{name} is blocked")
+
+sys.meta_path.insert(0, Blocker())
+module, sys.argv = sys.argv[2], sys.argv[2:]
+run = runpy.run_path if module.endswith(".py") else runpy.run_module
+run(module, run_name="__main__", **({} if module.endswith(".py") else {"alter_sys": True}))
+"""
+
+
+def without(*modules: str, **environment: str) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """A way to run a module or script in a process where importing `modules` fails."""
+
+    def call(*words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", BLOCKED, ",".join(modules), *words]
+        known = os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=known)
+
+    return call
+
+
 @dataclass
 class Ended:
     """What a run leaves, but for times, speeds and memory."""

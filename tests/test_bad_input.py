@@ -194,6 +194,9 @@ REFUSED = {
     "table good --nonsense": ("--nonsense",),
     "tensorboard good --port many": ("--port", "many"),
     "bench nonsense": ("nonsense", "train"),
+    "bench ops --grid huge": ("huge", "device"),
+    "bench ops --impl refrence": ("refrence", "reference"),
+    "bench ops --figure nowhere.json": ("nowhere.json", "ops.json"),
 }
 
 
