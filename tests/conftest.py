@@ -83,31 +83,26 @@ def andrea(*words: str, cwd: Path, check: int | None = 0, timeout: float = 120) 
     return done
 
 
-BLOCKED = """
-import runpy, sys
-blocked = set(sys.argv[1].split(","))
+HIDE = """
+import sys
+from importlib.machinery import PathFinder
 
-class Blocker:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in blocked:
-            raise ImportError(f"{name} is blocked")
+class Finder(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        hidden = name.partition(".")[0] in {modules}
+        return None if hidden else super().find_spec(name, path, target)
 
-sys.meta_path.insert(0, Blocker())
-module, sys.argv = sys.argv[2], sys.argv[2:]
-run = runpy.run_path if module.endswith(".py") else runpy.run_module
-run(module, run_name="__main__", **({} if module.endswith(".py") else {"alter_sys": True}))
+sys.meta_path[sys.meta_path.index(PathFinder)] = Finder
 """
 
 
-def without(*modules: str, **environment: str) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """A way to run a module or script in a process where importing `modules` fails."""
-
-    def call(*words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", BLOCKED, ",".join(modules), *words]
-        known = os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment
-        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=known)
-
-    return call
+def without(folder: Path, *modules: str) -> dict[str, str]:
+    """The environment of processes, and of theirs, where `modules` are not installed and there is no GPU."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(HIDE.format(modules=modules))
+    path = f"{folder}:{Path(__file__).parents[1]}"
+    return os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """The yardstick: a fast op against its definition in float64, no worse than twice the definition's own error."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +19,17 @@ def noise(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Ten
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(DEVICE, dtype)
 
 
-def check(name: str, inputs: Sequence[Tensor | None], grads: Sequence[Tensor | None], **options: Any) -> list[Tensor]:
-    """Asserts that the fast op is right on outputs and gradients, dtypes and shapes included; returns them."""
+def check(
+    name: str,
+    inputs: Sequence[Tensor | None],
+    grads: Sequence[Tensor | None],
+    fast_op: Callable[..., Any] | None = None,
+    **options: Any,
+) -> list[Tensor]:
+    """Asserts that the fast op is right on outputs and gradients, dtypes and shapes included; returns them.
+
+    `fast_op` stands in for the Triton op of that name.
+    """
 
     def definition(*args: Tensor | None) -> Any:
         return getattr(reference, name)(*args, **options)
@@ -27,7 +37,7 @@ def check(name: str, inputs: Sequence[Tensor | None], grads: Sequence[Tensor | N
     def wide(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
         return [None if t is None else t.double() for t in tensors]
 
-    found = evaluate(lambda *args: fast.OPS[name](*args, **options), inputs, grads)
+    found = evaluate(partial(fast_op or fast.OPS[name], **options), inputs, grads)
     exact = evaluate(definition, wide(inputs), wide(grads))
     given = [t for t in inputs if t is not None]
     eager = _eager(definition, inputs, grads, found)

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# All that needs a GPU, in under six minutes: benchmarks/device.sh FOLDER
+#
+# The machine, then correctness (the kernels' own tests, natively), then op timings, then training; into eight files of
+# FOLDER, and nothing outside it. Needs torch, Triton, pytest and pytest-xdist; no Hydra, no network; gelu.cu needs
+# cuda-core, Liger-Kernel is measured where it is installed. A step that fails or takes too long stops no other; the exit
+# code is 1 then, and steps.txt says which. Without a GPU it shows that it runs: TRITON_INTERPRET=1 has the kernels
+# interpreted, PYTEST_ADDOPTS='-k extreme' chooses a few of their tests.
+set -u
+[ $# = 1 ] || { echo "usage: $0 FOLDER" >&2; exit 2; }
+root=$(cd "$(dirname "$0")/.." && pwd)
+mkdir -p "$1" && cd "$1" || exit 2
+out=$PWD
+case $out in
+  *[!A-Za-z0-9._/-]*) work=$(mktemp -d) ;; # torch's compiler cannot work in a folder with a blank in its name
+  *) work=$out/.work ;;
+esac
+mkdir -p "$work"
+trap 'rm -rf "$work" "$out"/*.new' EXIT
+export PYTHONPATH=$root PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 TMPDIR=$work HOME=$work XDG_CACHE_HOME=$work
+export TRITON_CACHE_DIR=$work/triton TORCHINDUCTOR_CACHE_DIR=$work/inductor CUDA_CACHE_PATH=$work/cuda MPLCONFIGDIR=$work
+python=${PYTHON:-python3}
+budget=${BUDGET_S:-350}
+failed=0
+: >steps.txt
+
+# step NAME SECONDS COMMAND...: its output to NAME.log and the screen, its exit code and time to steps.txt.
+step() {
+  local name=$1 limit=$2 left=$((budget - SECONDS)) began=$SECONDS code
+  shift 2
+  [ "$left" -lt "$limit" ] && limit=$left
+  if [ "$limit" -lt 5 ]; then
+    code="skipped, out of time"
+  else
+    timeout --kill-after=5 "$limit" "$@" </dev/null 2>&1 | tee "$name.log"
+    code=${PIPESTATUS[0]}
+  fi
+  [ "$code" = 0 ] || failed=1
+  echo "$name: exit code $code after $((SECONDS - began)) s (of at most $limit)" | tee -a steps.txt
+}
+
+environment() {
+  nvidia-smi || echo "no nvidia-smi"
+  "$python" -m torch.utils.collect_env
+  "$python" -m pip list 2>/dev/null | grep -iE '^(torch|triton|cuda|nvidia|liger|numpy|pytest)'
+  return 0
+}
+export -f environment
+export python
+
+step environment 40 bash -c environment
+step kernels 85 "$python" -m pytest -q -c /dev/null --rootdir "$root/tests/kernels" --confcutdir "$root/tests/kernels" \
+  -p no:cacheprovider -n auto --maxprocesses 8 --ignore "$root/tests/kernels/test_training.py" "$root/tests/kernels"
+step ops 140 "$python" -m andrea_exp.bench_ops --out "$out" --budget-s 115
+step training 115 "$python" "$root/benchmarks/training.py" --out "$out" --budget-s 105
+exit $failed
