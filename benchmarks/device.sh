@@ -4,8 +4,8 @@
 # The machine, then correctness (the kernels' own tests, natively), then op timings, then training; into eight files of
 # FOLDER, and nothing outside it. Needs torch, Triton, pytest and pytest-xdist; no Hydra, no network; gelu.cu needs
 # cuda-core, Liger-Kernel is measured where it is installed. A step that fails or takes too long stops no other; the exit
-# code is 1 then, and steps.txt says which. Without a GPU it shows that it runs: TRITON_INTERPRET=1 has the kernels
-# interpreted, PYTEST_ADDOPTS='-k extreme' chooses a few of their tests.
+# code is 1 then, and steps.txt says which. PYTEST_ADDOPTS, OPS_OPTIONS and TRAINING_OPTIONS are further words for the
+# steps. Without a GPU all of it runs at tiny sizes, the kernels with TRITON_INTERPRET=1.
 set -u
 [ $# = 1 ] || { echo "usage: $0 FOLDER" >&2; exit 2; }
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -48,9 +48,10 @@ environment() {
 export -f environment
 export python
 
-step environment 40 bash -c environment
-step kernels 85 "$python" -m pytest -q -c /dev/null --rootdir "$root/tests/kernels" --confcutdir "$root/tests/kernels" \
+step environment 30 bash -c environment
+step kernels 80 "$python" -m pytest -q -c /dev/null --rootdir "$root/tests/kernels" --confcutdir "$root/tests/kernels" \
   -p no:cacheprovider -n auto --maxprocesses 8 --ignore "$root/tests/kernels/test_training.py" "$root/tests/kernels"
-step ops 140 "$python" -m andrea_exp.bench_ops --out "$out" --budget-s 115
-step training 115 "$python" "$root/benchmarks/training.py" --out "$out" --budget-s 105
+step ops 125 "$python" -m andrea_exp.bench_ops --out "$out" --budget-s 105 ${OPS_OPTIONS:-}
+step training "$budget" "$python" "$root/benchmarks/training.py" --out "$out" --budget-s $((budget - SECONDS - 10)) \
+  ${TRAINING_OPTIONS:-}
 exit $failed

@@ -1,10 +1,11 @@
 """What is measured: ops, the bytes they must move, their rivals, shapes in order of importance."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import product
 from typing import Any
 
 import torch
@@ -109,39 +110,52 @@ class Grid:
     odd: Shapes
 
 
+MAIN_SHAPE = (16384, 4096)  # 128 MiB in bfloat16
+
+
 def _large(most: int) -> Shapes:
     """Rows 1k to 64k, columns 256 to 32k, up to `most` elements, the largest tensors first."""
     pairs = [(M << 10, N) for M in (1, 4, 16, 64) for N in (256, 1024, 4096, 8192, 16384, 32768)]
-    return tuple(sorted((p for p in pairs if p[0] * p[1] <= most), key=lambda p: -p[0] * p[1]))
+    fitting = (p for p in pairs if p[0] * p[1] <= most and p != MAIN_SHAPE)
+    return tuple(sorted(fitting, key=lambda p: -p[0] * p[1]))
 
 
 # Odd: rows and columns that fill no tile, each path of the kernels (8192, 16384 and more columns), many short rows.
 ODD = ((1, 1), (3, 769), (133, 5125), (7, 8193), (5, 16385), (65537, 256))
 GRIDS = {
     "small": Grid(((8, 64),), (), (WIDE, HALF, torch.float16), ((3, 50),)),
-    "device": Grid(((16384, 4096),), ((65536, 1024), (4096, 32768), (16384, 8192)), (HALF, WIDE, torch.float16), ODD),
-    "full": Grid(((16384, 4096),), _large(2**29), (HALF, WIDE, torch.float16), ODD),
+    "device": Grid((MAIN_SHAPE,), ((65536, 1024), (4096, 32768), (16384, 8192)), (HALF, WIDE, torch.float16), ODD[2:3]),
+    "full": Grid((MAIN_SHAPE,), _large(2**29), (HALF, WIDE, torch.float16), ODD),
 }
 
 
-def works(grid: Grid, impls: tuple[str, ...]) -> Iterator[Work]:
-    """What to time, the most important first; torch.compile, which takes seconds a shape, after everything else."""
-    first, *others = grid.dtypes
-    for chosen in (tuple(i for i in impls if i != "compile"), tuple(i for i in impls if i == "compile")):
-        rows = [(case, first, shape) for shape in grid.main for case in MAIN]
-        rows += [(case, first, shape) for shape in grid.main for case in OTHERS]
-        rows += [(case, first, shape) for shape in grid.more for case in MAIN]
-        rows += [(case, dtype, shape) for dtype in others for shape in grid.main for case in (*MAIN, *OTHERS)]
-        rows += [(case, first, shape) for shape in grid.more for case in OTHERS]
-        rows += [(case, dtype, shape) for dtype in others for shape in grid.more for case in (*MAIN, *OTHERS)]
-        for case, dtype, (M, N) in dict.fromkeys(rows):
+def works(grid: Grid, impls: Sequence[str]) -> Iterator[Work]:
+    """What to time, the most important first; torch.compile, which takes seconds a shape, later than what is quick."""
+    quick, slow = [i for i in impls if i != "compile"], [i for i in impls if i == "compile"]
+    every, (first, *others) = (*MAIN, *OTHERS), grid.dtypes
+    order = (
+        (quick, every, [first], grid.main),
+        (quick, MAIN, [first], grid.more),
+        (slow, MAIN, [first], grid.main),
+        (quick, every, others, grid.main),
+        (slow, OTHERS, [first], grid.main),
+        (slow, MAIN, [first], grid.more),
+        (quick, OTHERS, [first], grid.more),
+        (slow, every, others, grid.main),
+        (slow, OTHERS, [first], grid.more),
+        (quick, every, others, grid.more),
+        (slow, every, others, grid.more),
+    )
+    for chosen, cases, dtypes, shapes in order:
+        for dtype, (M, N), case in product(dtypes, shapes, cases):
             if has := tuple(i for i in chosen if applies(i, case)):
                 yield Work(case, dtype, M, N, has)
 
 
-def odd_works(grid: Grid, impls: tuple[str, ...]) -> Iterator[Work]:
-    """Where only ours are checked."""
-    return works(replace(grid, main=grid.odd, more=()), tuple(i for i in impls if i in OURS))
+def odd_works(grid: Grid, impls: Sequence[str]) -> Iterator[Work]:
+    """Where only ours are checked, in the first dtype: the others are checked where they are timed."""
+    odd = replace(grid, main=grid.odd, more=(), dtypes=grid.dtypes[:1])
+    return works(odd, [i for i in impls if i in OURS])
 
 
 def applies(impl: str, case: Case) -> bool:
