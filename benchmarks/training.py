@@ -46,7 +46,7 @@ from andrea_exp.model import GPT
 FIRST = 20  # steps whose losses are compared
 BATCHES = 4  # of random tokens, in turn, so that there is something to learn
 CHUNK = 5  # steps timed at once
-VARIANT_S = 90  # more than any variant should take, compiling included
+VARIANT_S = 120  # more than any variant should take, compiling included
 CLOSE = 2**-7  # of the loss: bfloat16's grain
 GELUS = (Activation.gelu, Activation.gelu_tanh)
 

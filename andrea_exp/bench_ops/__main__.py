@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -60,7 +59,10 @@ def _measure(options: argparse.Namespace, words: Sequence[str]) -> tuple[dict[st
     _known("--impl", impls, IMPLEMENTATIONS)
     if options.budget_s is not None and not options.budget_s > 0:
         raise UserError(f"--budget-s {options.budget_s:g}: must be above 0")
-    options.out.mkdir(parents=True, exist_ok=True)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UserError(f"--out {options.out}: not a folder") from error
     bench = Bench(options.out, device, grid, impls, options.budget_s, words)
     return bench.found, bench.run()
 
@@ -84,10 +86,6 @@ def _refuse(path: Path, why: str) -> NoReturn:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except UserError as error:
-        print(f"andrea-exp: {error}", file=sys.stderr)
-        sys.exit(2)
-    except BrokenPipeError:
-        os._exit(0)
+    from andrea_exp import cli
+
+    sys.exit(cli.main(["bench", "ops", *sys.argv[1:]]))

@@ -28,6 +28,7 @@ MOVED: dict[str, tuple[int, int]] = {
 UNFUSED = (5, 6)  # of add_norm as an addition and a norm: s is written and read again, and so is its gradient
 GATES = frozenset(name for name, moved in MOVED.items() if moved == (3, 5))
 OURS = ("triton", "unfused", "cuda")
+INEXACT = "cuda_approx"
 IMPLEMENTATIONS = {
     "reference": "the definition, eager torch",
     "compile": "torch.compile of the definition",

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CPU_ROUNDS, GPU_ROUNDS = 2, 7
-SETS, MOST_SETS = 8, 64  # calls a round
+CPU_ROUNDS, GPU_ROUNDS = 2, 10
+SETS, MOST_SETS = 5, 64  # calls a round
 CACHES = 4  # times the L2 cache that the sets together are larger
 READ_BYTES = 2**29
 Inputs = Sequence[tuple[Sequence[Tensor | None], Sequence[Tensor]]]

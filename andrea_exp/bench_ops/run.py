@@ -19,9 +19,22 @@ from typing import Any
 import torch
 
 from andrea_exp import ops
-from andrea_exp.bench_ops.cases import GRIDS, MOVED, OURS, Case, Op, Work, absent, build, odd_works, tensors, works
+from andrea_exp.bench_ops import report
+from andrea_exp.bench_ops.cases import (
+    GRIDS,
+    INEXACT,
+    MOVED,
+    OURS,
+    Case,
+    Op,
+    Work,
+    absent,
+    build,
+    odd_works,
+    tensors,
+    works,
+)
 from andrea_exp.bench_ops.clock import Clock, Inputs, copy_time
-from andrea_exp.bench_ops.report import comparisons
 from andrea_exp.ops.yardstick import Error, error_of, evaluate, largest_value
 
 RESULT = "ops.json"
@@ -60,7 +73,7 @@ class Bench:
             self.save()
         for copied in self.found["copies"]:
             copied["after_gb_s"] = self._copy_speed(copied["M"] * copied["N"], getattr(torch, copied["dtype"]))
-        self.found["comparisons"] = comparisons(self.found)
+        self.found["comparisons"] = report.comparisons(self.found)
         self.found["about"]["seconds"] = round(time.perf_counter() - self.began, 1)
         self.save()
         return not any(self.wrong(impl) for impl in OURS)
@@ -96,10 +109,10 @@ class Bench:
         """The implementations that may be timed: those that are right, and the one whose error is the question."""
         for impl, op, row in check(work, self.device):
             self.found["checks"].append(row)
-            if not row["right"]:
-                self._say(f"WRONG: {impl}: {row['failed'] or row}")
+            if told := report.what_is_wrong(row):
+                self._say(told)
             where = {k: row[k] for k in ("op", "dtype")}
-            if op is not None and (impl == "cuda_approx" or not self.wrong(impl, **where)):
+            if op is not None and (impl == INEXACT or not self.wrong(impl, **where)):
                 yield impl, op
 
     def _time(self, work: Work, built: dict[str, Op]) -> None:
@@ -107,10 +120,16 @@ class Bench:
         bytes_moved = [moved * work.tensor_bytes for moved in MOVED[work.case.op]]
         inputs = tensors(work, self.device, self.clock.sets(bytes_moved[0]))
         for impl, op in built.items():
-            for direction, moved in zip(("forward", "backward"), bytes_moved, strict=True):
-                self.found["rows"].append(
-                    {**work.where, "impl": impl, **self._timed(direction, op, inputs, moved, copied["before_gb_s"])}
-                )
+            where = {**work.where, "impl": impl}
+            try:
+                for direction, moved in zip(report.DIRECTIONS, bytes_moved, strict=True):
+                    times = self._timed(direction, op, inputs, moved, copied["before_gb_s"])
+                    self.found["rows"].append({**where, **times})
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                failed = f"while it was timed: {_in_a_line(error)}"
+                self.found["checks"].append({**where, **_worst([], []), "failed": failed})
 
     def _timed(self, direction: str, op: Op, inputs: Inputs, moved: int, copy_gb_s: float) -> Row:
         found = getattr(self.clock, direction)(op, inputs)
@@ -162,7 +181,11 @@ def _evaluated(impl: str, case: Case, inputs: Any, grads: Any) -> tuple[Op | Non
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever it is, the others are still to be measured
-        return None, [], f"{type(error).__name__}: {str(error).strip()[:300]}"
+        return None, [], _in_a_line(error)
+
+
+def _in_a_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _unlike(name: str, found: torch.Tensor, eager: torch.Tensor) -> str | None:
