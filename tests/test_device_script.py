@@ -103,7 +103,7 @@ def test_a_step_that_fails_stops_no_other(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     codes = dict(re.findall(r"^(\w+): exit code (\d)", (out / "steps.txt").read_text(), re.MULTILINE))
-    assert codes == {"environment": "0", "kernels": "3", "ops": "3", "training": "3"}
+    assert codes == {"environment": "3", "kernels": "3", "ops": "3", "training": "3"}
 
 
 def test_time_that_is_up_skips_what_is_left(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from andrea_exp.bench_ops import report
-from andrea_exp.bench_ops.cases import GRIDS, IMPLEMENTATIONS
+from andrea_exp.bench_ops.cases import GRIDS, IMPLEMENTATIONS, absent
 from andrea_exp.errors import UserError, did_you_mean, refuse_words
 
 DESCRIPTION = "Every op by every implementation: errors against float64 first, then times beside a copy's."
@@ -57,6 +57,9 @@ def _measure(options: argparse.Namespace, words: Sequence[str]) -> tuple[dict[st
     impls = options.impl.split(",") if options.impl else list(IMPLEMENTATIONS)
     _known("--grid", [grid], GRIDS)
     _known("--impl", impls, IMPLEMENTATIONS)
+    for impl in impls if options.impl else ():  # what is asked for by name is not left out without a word
+        if why := absent(impl, device):
+            raise UserError(f"--impl {impl}: {why}")
     if options.budget_s is not None and not options.budget_s > 0:
         raise UserError(f"--budget-s {options.budget_s:g}: must be above 0")
     try:

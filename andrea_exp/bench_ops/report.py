@@ -67,7 +67,8 @@ def remarks(found: Row) -> Iterator[str]:
         yield f"{impl} was not measured: {why}"
     yield from filter(None, map(what_is_wrong, found["checks"]))
     if found["skipped"]:
-        yield f"skipped: {len(found['skipped'])}, the first: {found['skipped'][0]}"
+        first = "{op} {dtype} {M} x {N}: {why}".format(**found["skipped"][0])
+        yield f"skipped: {len(found['skipped'])}, listed in ops.json; the first: {first}"
     yield from map(_told, comparisons(found))
 
 
