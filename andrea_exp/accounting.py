@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from andrea_exp.config import BlockLayout, ModelConfig, Precision, as_dict
 
 ADAM_STATES = 2  # first and second moment, float32
@@ -113,6 +111,7 @@ def _meta_model(config: ModelConfig) -> Any:
 def _build(config: str) -> Any:
     """A model on the meta device; one description asks for the same one several times."""
     import torch
+    from omegaconf import OmegaConf
 
     from andrea_exp.model import GPT
 

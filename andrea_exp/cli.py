@@ -27,6 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[:1] == ["train"]:  # all of its words are Hydra's
         return _app(words[1:])
     try:
+        if words[:2] == ["bench", "ops"]:  # a command that also runs without this one, and without Hydra
+            from andrea_exp.bench_ops.__main__ import main as bench_ops
+
+            return bench_ops(words[2:])
         options, overrides = _parser().parse_known_args(words)
         for word in overrides:
             if "=" not in word or word.startswith("-"):
@@ -134,8 +138,8 @@ def _add_counting_verbs(verbs: Any) -> None:
     claims = verbs.add_parser("claims", help=told, description=told, epilog="Further words are those of the sweeps.")
     claims.add_argument("--json", action="store_true", help="for machines: every regime, and the runs behind it")
     claims.set_defaults(run=_claims)
-    bench = verbs.add_parser("bench", help="measure the harness: against a bare torch loop, at 10,000 runs, reading")
-    bench.add_argument("what", choices=("train", "slots", "scale", "read"))
+    bench = verbs.add_parser("bench", help="measure the harness, its reading and the ops; see `bench ops --help`")
+    bench.add_argument("what", choices=("train", "slots", "scale", "read", "ops"))
     bench.add_argument("--json", action="store_true", help="for machines")
     bench.set_defaults(run=_bench)
 

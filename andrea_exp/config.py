@@ -11,10 +11,10 @@ from enum import Enum
 from fractions import Fraction
 from typing import Any
 
-from omegaconf import MISSING, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from andrea_exp.errors import UserError, did_you_mean
+
+# OmegaConf's mark, and its only trace in a typed config: a model is built without OmegaConf, which reads and checks.
+MISSING: Any = "???"
 
 
 class NormPlacement(Enum):
@@ -188,6 +188,9 @@ def _part(where: str, fields: dict[str, Any] | PartConfig) -> PartConfig:
     known = [f.name for f in dataclasses.fields(PartConfig)]
     for wrong in fields.keys() - set(known):
         raise UserError(f"{where}.{wrong}: no such field; {did_you_mean(wrong, known)}")
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     try:
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(PartConfig), fields))  # type: ignore[return-value]
     except OmegaConfBaseException as error:
@@ -353,5 +356,7 @@ def copy_config(config: RunConfig) -> RunConfig:
 
 def from_dict(values: dict[str, Any]) -> RunConfig:
     """The inverse of `as_dict`, with the same strict types."""
+    from omegaconf import OmegaConf
+
     typed = OmegaConf.merge(OmegaConf.structured(RunConfig), values)
     return OmegaConf.to_object(typed)  # type: ignore[return-value]

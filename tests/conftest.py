@@ -83,6 +83,28 @@ def andrea(*words: str, cwd: Path, check: int | None = 0, timeout: float = 120) 
     return done
 
 
+HIDE = """
+import sys
+from importlib.machinery import PathFinder
+
+class Finder(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        hidden = name.partition(".")[0] in {modules}
+        return None if hidden else super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Finder
+"""
+
+
+def without(folder: Path, *modules: str) -> dict[str, str]:
+    """The environment of processes, and of theirs, where `modules` are not installed and there is no GPU."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(HIDE.format(modules=modules))
+    path = f"{folder}:{Path(__file__).parents[1]}"
+    return os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
+
+
 @dataclass
 class Ended:
     """What a run leaves, but for times, speeds and memory."""

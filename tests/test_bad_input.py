@@ -194,6 +194,12 @@ REFUSED = {
     "table good --nonsense": ("--nonsense",),
     "tensorboard good --port many": ("--port", "many"),
     "bench nonsense": ("nonsense", "train"),
+    "bench ops --grid huge": ("huge", "device"),
+    "bench ops --out afile": ("afile", "folder"),
+    "bench ops --out afile/below": ("afile", "folder"),
+    "bench ops --budget-s -1": ("--budget-s", "above 0"),
+    "bench ops --impl refrence": ("refrence", "reference"),
+    "bench ops --figure nowhere.json": ("nowhere.json", "ops.json"),
 }
 
 

@@ -14,7 +14,7 @@ HERE = Path(__file__).parent / "kernels"
 @pytest.mark.slow
 @pytest.mark.parametrize("module", sorted(p.name for p in HERE.glob("test_*.py")))
 def test_kernels(module: str) -> None:
-    """Every test of the module passes, and none is skipped but for want of a second GPU."""
+    """Every test of the module passes, and none is skipped but for want of a GPU, or a second one."""
     run_pytest(module)
 
 
@@ -30,5 +30,6 @@ def run_pytest(*words: str) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_XDIST")}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=HERE)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
-    assert done.stdout.count("SKIPPED") == done.stdout.count("needs two GPUs")
+    skips = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]
+    assert all("needs two GPUs" in line or "needs a GPU" in line for line in skips), skips
+    assert " passed" in done.stdout or skips

@@ -4,6 +4,8 @@ The interpreter must be chosen before Triton is first imported, so these tests h
 """
 
 import os
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import torch
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # for models that are built without Hydra
 pytest.importorskip("triton", reason="triton is not installed")
 
 

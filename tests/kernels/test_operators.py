@@ -9,11 +9,12 @@ from oracle import DEVICE, EPS, noise
 from torch import Tensor, nn
 from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint
+from training import model_config
 
 from andrea_exp import ops
+from andrea_exp.config import Activation, Init, NormPlacement, NormType
 from andrea_exp.model import GPT
 from andrea_exp.ops import fast
-from andrea_exp.sweep.plan import plan_sweep
 
 k = fast.kernels
 
@@ -89,11 +90,12 @@ def _by_definition(rows: int) -> list[Tensor]:
         return gradients(chain, rows)
 
 
-def tiny(*words: str) -> tuple[nn.Module, Tensor]:
-    small = [f"model.{name}" for name in ("d_model=16", "n_layers=2", "n_heads=2", "seq_len=16")]
-    config = plan_sweep([*small, "model.norm_placement=peri", "model.activation=swiglu", *words]).cells[0].config
-    tokens = torch.randint(0, 257, (2, config.model.seq_len), generator=torch.Generator().manual_seed(0))
-    return GPT(config.model).to(DEVICE), tokens.to(DEVICE)
+def tiny(norm_type: NormType = NormType.layernorm) -> tuple[nn.Module, Tensor]:
+    bias = True if norm_type is NormType.layernorm else None
+    choices = {"norm_placement": NormPlacement.peri, "activation": Activation.swiglu, "init": Init.xavier}
+    config = model_config(16, 2, 2, 16, vocab_size=257, tied_head=False, norm_type=norm_type, norm_bias=bias, **choices)
+    tokens = torch.randint(0, 257, (2, config.seq_len), generator=torch.Generator().manual_seed(0))
+    return GPT(config).to(DEVICE), tokens.to(DEVICE)
 
 
 def losses_and_gradients(model: nn.Module, tokens: Tensor) -> list[Tensor]:
@@ -121,10 +123,10 @@ def test_checkpointed_blocks_give_the_same_gradients() -> None:
     assert torch.equal(again[0], once[0])
 
 
-@pytest.mark.parametrize("norm_type", ["layernorm", "rmsnorm"])
-def test_autocast_mixes_dtypes_as_the_definition_does(norm_type: str) -> None:
+@pytest.mark.parametrize("norm_type", [NormType.layernorm, NormType.rmsnorm])
+def test_autocast_mixes_dtypes_as_the_definition_does(norm_type: NormType) -> None:
     """A bfloat16 branch meets a float32 stream: loss and gradients within bfloat16's grain of float32's own."""
-    model, tokens = tiny(f"model.norm_type={norm_type}")
+    model, tokens = tiny(norm_type)
     exact = losses_and_gradients(model, tokens)
     with torch.autocast(DEVICE, torch.bfloat16):
         ours = losses_and_gradients(model, tokens)
