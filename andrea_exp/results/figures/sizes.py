@@ -6,6 +6,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from andrea_exp.results.figures.losses import UNITS
 from andrea_exp.results.figures.panels import (
@@ -29,6 +30,7 @@ from andrea_exp.results.figures.seen import Seen
 from andrea_exp.results.table import TableCell
 from andrea_exp.sweep.plan import Plan, column_title
 
+NARROW = 20  # times: an axis that spans less has too few powers of ten, 2 and 5 to be read
 APART = 1.02  # sizes that differ by less are one
 COSTS = {"parameters": "parameters", "flops": "training FLOPs"}
 
@@ -115,7 +117,7 @@ def _line(panel: Axes, cells: Sequence[TableCell], cost: str, style: Look, n: in
 
 
 def _name_arms(panel: Axes, cells: Sequence[TableCell], cost: str) -> None:
-    where: Any = {"xytext": (0, -9), "textcoords": "offset points", "ha": "center", "fontsize": SMALL}
+    where: Any = {"xytext": (5, 3), "textcoords": "offset points", "fontsize": SMALL}
     for cell in cells:
         if cell.loss_mean is not None:
             panel.annotate(plain(cell.arm), (getattr(cell, cost), cell.loss_mean), **where)
@@ -125,4 +127,7 @@ def _cost_axis(panel: Axes, text: str) -> None:
     panel.set_xlabel(text)
     panel.margins(x=0.12)
     logarithmic(panel, "x")
+    low, high = panel.get_xlim()
+    if high < NARROW * low:
+        panel.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     panel.xaxis.set_major_formatter("{x:.2g}")
