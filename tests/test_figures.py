@@ -451,7 +451,8 @@ def test_ours_and_theirs_stand_on_one_axis():
     figure = figures.published_differences(planned, RECORDS)
     (panel,) = figure.axes
     assert [label.get_text() for label in panel.get_yticklabels()] == ["post", "peri", "deepnorm", "layer_scaled"]
-    assert labels(figure)[1:] == ["ours [95% CI], n = 3 seeds", *(p.name for p in of_sweep("norm_placement"))]
+    seeds = len(planned.spec.repeat["seed"])
+    assert labels(figure)[1:] == [f"ours [95% CI], n = {seeds} seeds", *(p.name for p in of_sweep("norm_placement"))]
     table = ablation_table(planned, RECORDS)
     ours = [table.cell(arm, {}).difference for arm in ("post", "peri", "deepnorm", "layer_scaled")]
     assert panel.lines[0].get_xdata() == pytest.approx([difference for difference in ours if difference is not None])
