@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import matplotlib.cbook
 import matplotlib.colors
 import pytest
 from by_hand import ARMS, RECORDS, plan, record
@@ -109,6 +110,7 @@ def test_a_diverged_seed_is_counted_and_has_a_line_of_its_own():
     assert [y for _, y in xy(lines(panel, 1)[0])] == pytest.approx([2 / step for step in range(1, 7)])
     (alone,) = lines(panel, 1, "--")
     assert [y for _, y in xy(alone)] == [3.0] * 6
+    assert panel.collections[1].get_paths()[0].vertices[:, 1].max() == 2.0  # no part of the others' band
     assert not lines(panel, 0, "--")
 
 
@@ -565,6 +567,7 @@ def test_many_columns_and_arms_with_odd_names_are_drawn():
     assert set(drawn) == {"loss", *PROFILES}
     for figure in drawn.values():
         check_look(figure)
+    assert not any(map(matplotlib.cbook.is_math_text, labels(drawn["loss"])))
     raw = [label.replace(r"\$", "$").split(":")[0] for label in labels(drawn["loss"])]
     assert [name for name in ODD if name in raw] == list(ODD)
 
