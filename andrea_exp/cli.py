@@ -95,6 +95,13 @@ def _add_run_verbs(verbs: Any) -> None:
     differ.add_argument("other")
     differ.add_argument("--json", action="store_true", help="for machines")
     differ.set_defaults(run=_why)
+    follow = verbs.add_parser("trace", help="what one token meets on its way through a model")
+    follow.add_argument("name", help="a run, or a fresh model: a file in conf/recipe/, an override such as seed=1")
+    follow.add_argument("text")
+    follow.add_argument("--token", type=int, default=-1, help="the traced position (default the last, -1)")
+    follow.add_argument("--json", action="store_true", help="for machines")
+    follow.add_argument("--figure", metavar="FILE", help="draw sizes and readings by depth, as .png or .svg")
+    follow.set_defaults(run=_trace)
     drop = verbs.add_parser("forget", help="move a run to records/trash/, so that it is run anew")
     drop.add_argument("one", metavar="run", help="a signature, its beginning, or a name under records/tensorboard/")
     drop.add_argument("--yes", action="store_true", help="do not ask")
@@ -257,6 +264,25 @@ def _why(options: argparse.Namespace, overrides: list[str]) -> int:
     return 0
 
 
+def _trace(options: argparse.Namespace, overrides: list[str]) -> int:
+    from rich.console import Console
+
+    from andrea_exp import trace_view
+    from andrea_exp.trace import of_text
+
+    if options.figure and Path(options.figure).suffix not in (".png", ".svg"):
+        raise UserError(f"--figure {options.figure}: write a file that ends in .png or .svg")
+    with Console(stderr=True).status("tracing"):
+        traced = of_text(options.name, overrides, options.text, options.token)
+    if options.figure:
+        trace_view.figure(traced).savefig(options.figure)
+    if options.json:
+        print(trace_view.to_json(traced))
+    else:
+        trace_view.show(traced)
+    return 0
+
+
 def _forget(options: argparse.Namespace, overrides: list[str]) -> int:
     from andrea_exp.record import Status, find_run, load_config, status
     from andrea_exp.why import summary_line
@@ -305,7 +331,7 @@ def _describe(options: argparse.Namespace, overrides: list[str]) -> int:
             raise UserError(f"--{name} {getattr(options, name)}: must be above 0")
     if options.context < 0:
         raise UserError(f"--context {options.context}: must be 0 or more")
-    config = describe.config_of(options.name, overrides)
+    config, _ = describe.named(options.name, overrides)
     found = describe.describe(config, Decode(options.batch, options.context, bandwidth=options.bandwidth))
     if options.figure:
         describe.picture(found, options.name).savefig(options.figure)
