@@ -78,6 +78,9 @@ def _add_sweep_verbs(verbs: Any) -> None:
     table.add_argument("--columns", metavar="A,B,...", help="a row an arm and column, with these side by side")
     table.add_argument("--full", action="store_true", help="all of them, in several tables where one is too wide")
     table.add_argument("--published", action="store_true", help="differences beside those of published tables")
+    blocks = verb("specialise", _specialise, "what each block of a sweep's runs is worth: skipped, swapped, read out")
+    blocks.add_argument("--json", action="store_true", help="for machines: every block of every run")
+    blocks.add_argument("--figure", metavar="FILE", help="draw the loss increases by block, as .png or .svg")
     status = verb("status", _status, "how a sweep stands, from its records")
     status.add_argument("--watch", action="store_true", help="keep it on the screen until the sweep is done")
     status.add_argument("--json", action="store_true", help="for machines")
@@ -180,6 +183,36 @@ def _print_published(table: "AblationTable") -> None:
     Console().print(published_to_rich(table, found))
 
 
+def _specialise(options: argparse.Namespace, overrides: list[str]) -> int:
+    from rich.console import Console
+
+    from andrea_exp.record import run_folder
+    from andrea_exp.results import layers
+    from andrea_exp.results.load import plan_of, read_runs
+    from andrea_exp.specialise import measure_missing
+
+    _check_figure(options.figure)
+    plan, records = plan_of(options.name, overrides)
+    runs = [run for run in read_runs(plan, records) if run.status.finished and run.cell.purpose == "report"]
+    if not runs:
+        raise UserError(f"{plan.name}: no finished runs in {records}/; run: andrea-exp sweep {options.name}")
+    folders = [run_folder(records, sig) for sig in dict.fromkeys(run.cell.signature for run in runs)]
+    for why in measure_missing(folders, records / "corpora"):
+        print(f"andrea-exp: left out: {why}", file=sys.stderr)
+    if options.figure:
+        layers.loss_by_block(plan, records).savefig(options.figure)
+    if options.json:
+        print(json.dumps(layers.rows(plan, records), indent=2))
+    else:
+        Console().print(layers.to_rich(plan, records))
+    return 0
+
+
+def _check_figure(path: str | None) -> None:
+    if path and Path(path).suffix not in (".png", ".svg"):
+        raise UserError(f"--figure {path}: write a file that ends in .png or .svg")
+
+
 def _status(options: argparse.Namespace, overrides: list[str]) -> int:
     from rich.console import Console
     from rich.live import Live
@@ -270,8 +303,7 @@ def _trace(options: argparse.Namespace, overrides: list[str]) -> int:
     from andrea_exp import trace_view
     from andrea_exp.trace import of_text
 
-    if options.figure and Path(options.figure).suffix not in (".png", ".svg"):
-        raise UserError(f"--figure {options.figure}: write a file that ends in .png or .svg")
+    _check_figure(options.figure)
     with Console(stderr=True).status("tracing"):
         traced = of_text(options.name, overrides, options.text, options.token)
     if options.figure:

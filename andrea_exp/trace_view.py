@@ -4,12 +4,13 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from andrea_exp.record import finite
 from andrea_exp.style import COLOURS, STYLE
 from andrea_exp.trace import Crossing, Trace, Traced
 
@@ -34,16 +35,7 @@ def to_json(traced: Traced) -> str:
     for reading in plain["readings"]:
         for guess in reading["guesses"]:
             guess["text"] = spelled(guess["token"])
-    return json.dumps(_finite({"model": traced.title, "notes": traced.notes, **plain}), indent=2)
-
-
-def _finite(value: Any) -> Any:
-    """JSON has neither NaN nor infinity."""
-    if isinstance(value, dict):
-        return {name: _finite(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(finite({"model": traced.title, "notes": traced.notes, **plain}), indent=2)
 
 
 def show(traced: Traced) -> None:

@@ -9,16 +9,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from andrea_exp.results.figures import gradient_norms_by_depth, loss_curves
     from andrea_exp.results.frames import load_metrics, load_runs
+    from andrea_exp.results.layers import layers_frame, loss_by_block
     from andrea_exp.results.load import plan_of
     from andrea_exp.results.table import ablation_table
 
-__all__ = ["ablation_table", "gradient_norms_by_depth", "load_metrics", "load_runs", "loss_curves", "plan_of"]
+__all__ = [
+    "ablation_table",
+    "gradient_norms_by_depth",
+    "layers_frame",
+    "load_metrics",
+    "load_runs",
+    "loss_by_block",
+    "loss_curves",
+    "plan_of",
+]
 
 _HOMES = {
     "ablation_table": "table",
     "gradient_norms_by_depth": "figures",
+    "layers_frame": "layers",
     "load_metrics": "frames",
     "load_runs": "frames",
+    "loss_by_block": "layers",
     "loss_curves": "figures",
     "plan_of": "load",
 }

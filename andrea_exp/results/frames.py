@@ -35,14 +35,14 @@ def runs_frame(plan: Plan, records: Path) -> pd.DataFrame:
 def metrics_frame(plan: Plan, records: Path, prefixes: Sequence[str] = ("",)) -> pd.DataFrame:
     """Long frame of the metrics whose names start with one of `prefixes`."""
     rows = [
-        {**_roles(cell), "step": int(row["step"]), "metric": metric, "value": value}
+        {**roles(cell), "step": int(row["step"]), "metric": metric, "value": value}
         for cell in plan.cells
         if cell.purpose == "report"
         for row in read_metrics(run_folder(records, cell.signature))
         for metric, value in row.items()
         if metric not in ("step", "time") and metric.startswith(tuple(prefixes))
     ]
-    columns = [*_roles(plan.cells[0]), "step", "metric", "value"]
+    columns = [*roles(plan.cells[0]), "step", "metric", "value"]
     frame = pd.DataFrame(rows, columns=columns)
     frame["value"] = frame["value"].astype("float64")  # null, a non-finite value, becomes NaN
     return frame
@@ -56,14 +56,15 @@ def frames_by_place(plan: Plan, frame: pd.DataFrame) -> dict[tuple[str, int], pd
     return {(str(arm), int(place)): rows for (arm, place), rows in places}
 
 
-def _roles(cell: Cell) -> dict[str, Any]:
+def roles(cell: Cell) -> dict[str, Any]:
+    """Where a cell stands in its sweep."""
     return {"label": cell.label, "arm": cell.arm, **cell.column, **cell.tuned, **cell.repeat}
 
 
 def _run_row(run: Run) -> dict[str, Any]:
     diverged = run.summary.get("diverged") or {}
     return {
-        **_roles(run.cell),
+        **roles(run.cell),
         "purpose": run.cell.purpose,
         "signature": run.cell.signature,
         "status": str(run.status),
