@@ -22,7 +22,7 @@ Command = Callable[[argparse.Namespace, list[str]], int]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one verb; returns 0, 1 where a run failed, or 2 for bad input."""
+    """Runs one verb; returns 0, 1 where a run failed or disagrees with its record, or 2 for bad input."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["train"]:  # all of its words are Hydra's
         return _app(words[1:])
@@ -105,6 +105,11 @@ def _add_run_verbs(verbs: Any) -> None:
     follow.add_argument("--json", action="store_true", help="for machines")
     follow.add_argument("--figure", metavar="FILE", help="draw sizes and readings by depth, as .png or .svg")
     follow.set_defaults(run=_trace)
+    again = verbs.add_parser("verify", help="train a recorded run's first steps again, and compare what it logged")
+    again.add_argument("one", metavar="run", help="as for `why`, or a folder with config.json and metrics.jsonl")
+    again.add_argument("--steps", type=int, metavar="K", help="the last step to compare (default: as logged up to 20)")
+    again.add_argument("--json", action="store_true", help="for machines: every value")
+    again.set_defaults(run=_verify)
     drop = verbs.add_parser("forget", help="move a run to records/trash/, so that it is run anew")
     drop.add_argument("one", metavar="run", help="a signature, its beginning, or a name under records/tensorboard/")
     drop.add_argument("--yes", action="store_true", help="do not ask")
@@ -313,6 +318,20 @@ def _trace(options: argparse.Namespace, overrides: list[str]) -> int:
     else:
         trace_view.show(traced)
     return 0
+
+
+def _verify(options: argparse.Namespace, overrides: list[str]) -> int:
+    from rich.console import Console
+
+    from andrea_exp.verify import render, verify
+
+    with Console(stderr=True).status("training again") as status:
+        found = verify(options.one, _records(overrides), options.steps, status.update)
+    if options.json:
+        print(json.dumps(found.as_json(), indent=2))
+    else:
+        Console().print(render(found))
+    return 1 if found.disagreements else 0
 
 
 def _forget(options: argparse.Namespace, overrides: list[str]) -> int:

@@ -58,13 +58,15 @@ def measure_missing(folders: Sequence[Path], corpora: Path) -> list[str]:
 
 def measure_run(folder: Path, corpora: Path) -> None:
     """Writes a finished run's `layers.json`, from its weights and its own validation windows. Raises UserError."""
-    config = load_config(folder)
+    config, summary = load_config(folder), read_json(folder / "summary.json") or {}
+    torch.set_num_threads(summary.get("threads", 1))  # as it validated: the same bits
     model = load_model(folder, config)
     on_gpu = config.train.device is not Device.cpu and torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")
     found = measure(model.to(device), _windows(config, corpus_of(folder, config, corpora), device))
-    weights = (read_json(folder / "summary.json") or {}).get("weights")
-    write_json(folder / LAYERS, finite({"weights": weights, "windows": config.data.val_windows, **found}))
+    write_json(
+        folder / LAYERS, finite({"weights": summary.get("weights"), "windows": config.data.val_windows, **found})
+    )
 
 
 def _windows(config: RunConfig, corpus: Path, device: torch.device) -> Batches:
