@@ -98,6 +98,35 @@ def test_swapping_is_a_model_built_in_the_other_order(variety: str):
     assert all(torch.equal(before[name], p) for name, p in model.state_dict().items())
 
 
+@at_every_placement
+def test_every_number_of_the_trunk_but_the_final_norm_is_one_blocks(variety: str):
+    model = model_of(variety)
+    own = [id(p) for index in range(4) for p in own_parameters(model, index).values()]
+    norm = blocks_of(model)[-1].mlp_junction.read_norm
+    final = {id(p) for p in norm.parameters()} if norm is not None else set()
+    assert len(own) == len(set(own))
+    assert set(own) | final == {id(p) for p in model.trunk.parameters()}
+    assert not set(own) & final
+
+
+def test_a_block_takes_the_norm_along_that_it_reads_through():
+    """Pre-norm by hand, the middle two blocks in the other order."""
+    model = model_of("norm_placement=pre")
+    blocks = blocks_of(model)
+    first = [model.trunk.opening.read_norm, *(block.mlp_junction.read_norm for block in blocks)]
+    swaps = measure(model, batches())["swapped"]
+
+    def by_hand(tokens: Tensor) -> Tensor:
+        x = model.embed(tokens)
+        for index in (0, 2, 1, 3):
+            x = x + blocks[index].attn(first[index](x))
+            x = x + blocks[index].mlp(blocks[index].attn_junction.read_norm(x))
+        return model.read_out(first[-1](x))
+
+    model.forward = by_hand
+    assert swaps[1] == pytest.approx(loss_of(model), rel=1e-12)
+
+
 def test_blocks_of_two_kinds_have_no_swap():
     found = measure(model_of("norm_placement=mix"), batches())
     assert [v is None for v in found["swapped"]] == [True, False, False]
