@@ -41,7 +41,7 @@ Batches = list[tuple[Tensor, Tensor]]  # tokens and targets, (B, T) each
 def measured(folder: Path) -> bool:
     """Whether a run's blocks are measured, with the weights that it has now."""
     known, summary = read_json(folder / LAYERS), read_json(folder / "summary.json") or {}
-    return known is not None and known["weights"] == summary.get("weights")
+    return known is not None and known.get("weights") == summary.get("weights")
 
 
 def measure_missing(folders: Sequence[Path], corpora: Path) -> list[str]:
