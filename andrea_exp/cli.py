@@ -22,7 +22,7 @@ Command = Callable[[argparse.Namespace, list[str]], int]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one verb; returns 0, 1 where a run failed, or 2 for bad input."""
+    """Runs one verb; returns 0, 1 where a run failed or disagrees with its record, or 2 for bad input."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["train"]:  # all of its words are Hydra's
         return _app(words[1:])
@@ -83,6 +83,9 @@ def _add_sweep_verbs(verbs: Any) -> None:
     table.add_argument("--full", action="store_true", help="all of them, in several tables where one is too wide")
     table.add_argument("--published", action="store_true", help="differences beside those of published tables")
     _add_report(verbs)
+    blocks = verb("specialise", _specialise, "what each block of a sweep's runs is worth: skipped, swapped, read out")
+    blocks.add_argument("--json", action="store_true", help="for machines: every block of every run")
+    blocks.add_argument("--figure", metavar="FILE", help="draw the loss increases by block, as .png or .svg")
     status = verb("status", _status, "how a sweep stands, from its records")
     status.add_argument("--watch", action="store_true", help="keep it on the screen until the sweep is done")
     status.add_argument("--json", action="store_true", help="for machines")
@@ -113,6 +116,18 @@ def _add_run_verbs(verbs: Any) -> None:
     into = verbs.add_parser("unpack", help="put packed runs into a records folder, where tables and figures read them")
     into.add_argument("packed", type=Path, help="NAME.runs.parquet, or a folder of such")
     into.set_defaults(run=_unpack)
+    follow = verbs.add_parser("trace", help="what one token meets on its way through a model")
+    follow.add_argument("name", help="a run, or a fresh model: a file in conf/recipe/, an override such as seed=1")
+    follow.add_argument("text")
+    follow.add_argument("--token", type=int, default=-1, help="the traced position (default the last, -1)")
+    follow.add_argument("--json", action="store_true", help="for machines")
+    follow.add_argument("--figure", metavar="FILE", help="draw sizes and readings by depth, as .png or .svg")
+    follow.set_defaults(run=_trace)
+    again = verbs.add_parser("verify", help="train a recorded run's first steps again, and compare what it logged")
+    again.add_argument("one", metavar="run", help="as for `why`, or a folder with config.json and metrics.jsonl")
+    again.add_argument("--steps", type=int, metavar="K", help="the last step to compare (default: as logged up to 20)")
+    again.add_argument("--json", action="store_true", help="for machines: every value")
+    again.set_defaults(run=_verify)
     drop = verbs.add_parser("forget", help="move a run to records/trash/, so that it is run anew")
     drop.add_argument("one", metavar="run", help="a signature, its beginning, or a name under records/tensorboard/")
     drop.add_argument("--yes", action="store_true", help="do not ask")
@@ -204,6 +219,38 @@ def _print_published(table: "AblationTable") -> None:
         asked = sorted({p.sweep for p in read_published() if p.sweep})
         raise UserError(f"{table.name}: no published table asks this; {did_you_mean(table.name, asked)}")
     Console().print(published_to_rich(table, found))
+
+
+def _specialise(options: argparse.Namespace, overrides: list[str]) -> int:
+    from rich.console import Console
+
+    from andrea_exp.record import run_folder
+    from andrea_exp.results import layers
+    from andrea_exp.results.load import plan_of, read_runs
+    from andrea_exp.specialise import measure_missing
+
+    _check_figure(options.figure)
+    plan, records = plan_of(options.name, overrides)
+    runs = [run for run in read_runs(plan, records) if run.status.finished and run.cell.purpose == "report"]
+    if not runs:
+        raise UserError(f"{plan.name}: no finished runs in {records}/; run: andrea-exp sweep {options.name}")
+    folders = [run_folder(records, sig) for sig in dict.fromkeys(run.cell.signature for run in runs)]
+    for why in measure_missing(folders, records / "corpora"):
+        print(f"andrea-exp: left out: {why}", file=sys.stderr)
+    if options.figure:
+        from andrea_exp.results import loss_by_block
+
+        loss_by_block(plan, records).savefig(options.figure)
+    if options.json:
+        print(json.dumps(layers.rows(plan, records), indent=2))
+    else:
+        Console().print(layers.to_rich(plan, records))
+    return 0
+
+
+def _check_figure(path: str | None) -> None:
+    if path and Path(path).suffix not in (".png", ".svg"):
+        raise UserError(f"--figure {path}: write a file that ends in .png or .svg")
 
 
 def _status(options: argparse.Namespace, overrides: list[str]) -> int:
@@ -309,6 +356,38 @@ def _why(options: argparse.Namespace, overrides: list[str]) -> int:
     return 0
 
 
+def _trace(options: argparse.Namespace, overrides: list[str]) -> int:
+    from rich.console import Console
+
+    from andrea_exp import trace_view
+    from andrea_exp.trace import of_text
+
+    _check_figure(options.figure)
+    with Console(stderr=True).status("tracing"):
+        traced = of_text(options.name, overrides, options.text, options.token)
+    if options.figure:
+        trace_view.figure(traced).savefig(options.figure)
+    if options.json:
+        print(trace_view.to_json(traced))
+    else:
+        trace_view.show(traced)
+    return 0
+
+
+def _verify(options: argparse.Namespace, overrides: list[str]) -> int:
+    from rich.console import Console
+
+    from andrea_exp.verify import render, verify
+
+    with Console(stderr=True).status("training again") as status:
+        found = verify(options.one, _records(overrides), options.steps, status.update)
+    if options.json:
+        print(json.dumps(found.as_json(), indent=2))
+    else:
+        Console().print(render(found))
+    return 1 if found.disagreements else 0
+
+
 def _forget(options: argparse.Namespace, overrides: list[str]) -> int:
     from andrea_exp.record import Status, find_run, load_config, status
     from andrea_exp.why import summary_line
@@ -357,7 +436,7 @@ def _describe(options: argparse.Namespace, overrides: list[str]) -> int:
             raise UserError(f"--{name} {getattr(options, name)}: must be above 0")
     if options.context < 0:
         raise UserError(f"--context {options.context}: must be 0 or more")
-    config = describe.config_of(options.name, overrides)
+    config, _ = describe.named(options.name, overrides)
     found = describe.describe(config, Decode(options.batch, options.context, bandwidth=options.bandwidth))
     if options.figure:
         describe.picture(found, options.name).savefig(options.figure)

@@ -37,21 +37,21 @@ COLOUR = {
 }
 
 
-def config_of(name: str, overrides: Sequence[str]) -> RunConfig:
-    """The resolved config of a recipe, a recorded run's signature, or an override. Raises UserError."""
+def named(name: str, overrides: Sequence[str]) -> tuple[RunConfig, Path | None]:
+    """The resolved config of a recipe, an override or a recorded run, and the latter's folder. Raises UserError."""
     recipes = sorted(path.stem for path in (ROOT / "conf" / "recipe").glob("*.yaml"))
     if "=" in name:
-        return plan_sweep([name, *overrides]).cells[0].config
+        return plan_sweep([name, *overrides]).cells[0].config, None
     if name in recipes:
-        return plan_sweep([f"recipe={name}", *overrides]).cells[0].config
+        return plan_sweep([f"recipe={name}", *overrides]).cells[0].config, None
     records = Path(next((o.partition("=")[2] for o in overrides if o.startswith("records=")), "records"))
     try:
         folder = find_run(records, name)
     except UserError as error:
         raise UserError(f"{name}: neither a recipe nor a run in {records}/; {did_you_mean(name, recipes)}") from error
     if rest := [o for o in overrides if not o.startswith("records=")]:
-        raise UserError(f"{rest[0]}: a recorded run is as it ran; describe a recipe to change it")
-    return load_config(folder)
+        raise UserError(f"{rest[0]}: a recorded run is as it ran; name a recipe to change it")
+    return load_config(folder), folder
 
 
 def describe(config: RunConfig, decode: Decode) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class Taps:
     deltas: list[Tensor] = field(default_factory=list)
     attention: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)  # what it reads, its bias
     hidden: list[Tensor] = field(default_factory=list)  # (B, T, F), after the activation
-    last_stream: Tensor | None = None
+    outputs: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # of each junction: stream and next reading
 
 
 def blocks_of(model: GPT) -> list[Block]:
@@ -91,7 +91,7 @@ def diagnose(model: GPT, tokens: Tensor, targets: Tensor) -> Metrics:
         torch.compiler.set_stance("force_eager"),
         ops.definitions(),
         torch.enable_grad(),
-        _tapped(model) as taps,
+        tapped(model) as taps,
     ):
         loss = model.loss(tokens, targets)
         gradients = torch.autograd.grad(loss, [*taps.streams, *model.parameters()])
@@ -99,7 +99,6 @@ def diagnose(model: GPT, tokens: Tensor, targets: Tensor) -> Metrics:
     stream_grads, parameter_grads = gradients[: len(taps.streams)], list(gradients[len(taps.streams) :])
     norms = GroupNorms(model)
     metrics = norms.named("grad_norm", norms(parameter_grads))
-    assert taps.last_stream is not None
     with torch.no_grad():
         passed = iter(zip(taps.streams, taps.deltas, stream_grads, strict=True))
         for index, block in enumerate(blocks_of(model)):
@@ -108,22 +107,23 @@ def diagnose(model: GPT, tokens: Tensor, targets: Tensor) -> Metrics:
                 stream, delta, gradient = next(passed)
                 if number == 0:
                     metrics |= _stream_metrics(name, stream, gradient)
-                ratio = _rms(junction.correction(delta)) / _rms(stream)
+                ratio = rms(junction.correction(delta)) / rms(stream)
                 metrics[f"branch/ratio/{name}/{branch}"] = ratio.item()
             metrics |= _attention_metrics(name, block.attn.logits(*taps.attention[index]))
             metrics |= _activation_metrics(name, taps.hidden[index], block.mlp.activation is ops.relu)
-        metrics["stream/rms/final"] = _rms(taps.last_stream).item()
+        metrics["stream/rms/final"] = rms(taps.outputs[-1][0]).item()
     return metrics
 
 
 @contextmanager
-def _tapped(model: GPT) -> Iterator[Taps]:
+def tapped(model: GPT) -> Iterator[Taps]:
+    """Catches what passes through a model within."""
     taps = Taps()
 
     def at_junction(_: nn.Module, args: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
         taps.streams.append(args[0])
         taps.deltas.append(args[1])
-        taps.last_stream = output[0]
+        taps.outputs.append(output)
 
     handles = []
     for block in blocks_of(model):
@@ -137,7 +137,7 @@ def _tapped(model: GPT) -> Iterator[Taps]:
             handle.remove()
 
 
-def _rms(x: Tensor) -> Tensor:
+def rms(x: Tensor) -> Tensor:
     return x.float().square().mean().sqrt()
 
 
@@ -147,7 +147,7 @@ def _stream_metrics(name: str, stream: Tensor, gradient: Tensor) -> Metrics:
     unit = nn.functional.normalize(x, dim=-1)
     pair_sum = unit.sum(-2).square().sum(-1) - T  # over ordered pairs of different tokens
     return {
-        f"stream/rms/{name}": _rms(x).item(),
+        f"stream/rms/{name}": rms(x).item(),
         f"stream/grad_norm/{name}": gradient.float().norm().item(),
         f"stream/token_cosine/{name}": (pair_sum / max(1, T * (T - 1))).mean().item(),
         f"stream/kurtosis/{name}": (x.pow(4).mean(-1) / x.square().mean(-1).square()).mean().item(),
@@ -158,12 +158,17 @@ def _stream_metrics(name: str, stream: Tensor, gradient: Tensor) -> Metrics:
 def _attention_metrics(name: str, logits: Tensor) -> Metrics:
     """From scores (B, H, T, T): entropy in nats as a share of its largest value, and the largest score."""
     wide = logits.float()
-    entropy = torch.special.entr(wide.softmax(-1)).sum(-1)[..., 1:]  # the first token has no choice
-    most = torch.arange(2, wide.shape[-1] + 1, device=wide.device).log()
+    shares = entropy_shares(wide)
     return {
-        f"attention/entropy/{name}": (entropy / most).mean().item() if len(most) else 0.0,
+        f"attention/entropy/{name}": shares.mean().item() if shares.shape[-1] else 0.0,
         f"attention/max_logit/{name}": wide.masked_fill(wide == -math.inf, 0).abs().max().item(),
     }
+
+
+def entropy_shares(logits: Tensor) -> Tensor:
+    """(..., T - 1) of scores (..., T, T): a token's attention entropy over its largest; the first has no choice."""
+    entropy = torch.special.entr(logits.softmax(-1)).sum(-1)[..., 1:]
+    return entropy / torch.arange(2, logits.shape[-1] + 1, device=logits.device).log()
 
 
 def _activation_metrics(name: str, hidden: Tensor, can_die: bool) -> Metrics:

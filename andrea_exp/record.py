@@ -7,6 +7,7 @@ records/runs/<signature>/
     log.txt          what the process printed       traceback.txt    where it failed
     checkpoints/     what it can go on from         weights.pt       the model as it ended
     queued.json      a cluster's job that waits to run it
+    layers.json      what its blocks are worth, where that was measured
     tensorboard/     a view of metrics.jsonl
 """
 
@@ -45,6 +46,7 @@ GUARD_STALE_S = 10.0
 # Exit codes of a run's process, besides 0 (done or diverged) and 1 (failed).
 HELD_ELSEWHERE = 75  # another process has the run
 INTERRUPTED = 76  # asked to stop, and a checkpoint is left
+LAYERS = "layers.json"  # written by `andrea-exp specialise`
 QUEUED = "queued.json"  # which job of a cluster's queue will run a folder
 ENVIRONMENT = (
     "CUDA_VISIBLE_DEVICES",
@@ -93,6 +95,15 @@ def write_json(path: Path, value: Any, compact: bool = False, durable: bool = Tr
         with suppress(OSError):
             partial.unlink(missing_ok=True)
         raise
+
+
+def finite(value: Any) -> Any:
+    """A value as JSON can have it: NaN and infinity become null."""
+    if isinstance(value, dict):
+        return {name: finite(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -304,8 +315,7 @@ class MetricsWriter:
         self._file = (folder / "metrics.jsonl").open("a", buffering=1)
 
     def write(self, row: dict[str, float]) -> None:
-        finite = {k: v if math.isfinite(v) else None for k, v in row.items()}
-        self._file.write(json.dumps(finite, separators=(",", ":")) + "\n")
+        self._file.write(json.dumps(finite(row), separators=(",", ":")) + "\n")
 
     def sync(self) -> None:
         """Brings all rows to the disk; what comes later may rely on them."""

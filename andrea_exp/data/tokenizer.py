@@ -17,6 +17,10 @@ from andrea_exp.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
 ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
+# The byte-level alphabet: printable Latin characters are their own byte, the others follow from U+0100 on.
+_OWN = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = [byte for byte in range(256) if byte not in _OWN]
+BYTE_OF = {chr(byte): byte for byte in _OWN} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
 
 
 class Tokenizer(Protocol):
@@ -30,6 +34,10 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
+    def spelled(self, token: int) -> str:
+        """One token on one line: what is no printable text is escaped as in Python."""
+        ...
+
     def save(self, path: Path) -> None: ...
 
 
@@ -46,6 +54,9 @@ class Bytes:
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(i for i in ids if i < 256).decode(errors="replace")
+
+    def spelled(self, token: int) -> str:
+        return escaped(bytes([token])) if token < 256 else END_OF_TEXT if token == self.end_of_text else f"#{token}"
 
     def save(self, path: Path) -> None:
         path.write_text('{"kind": "bytes"}\n')
@@ -100,8 +111,42 @@ class BPE:
     def decode(self, ids: Sequence[int]) -> str:
         return self.inner.decode(list(ids), skip_special_tokens=True)
 
+    def spelled(self, token: int) -> str:
+        known = token < len(self.lengths) and self.inner.id_to_token(token)
+        if not known:
+            return f"#{token}"
+        return escaped(bytes(map(BYTE_OF.__getitem__, known))) if self.lengths[token] else known
+
     def save(self, path: Path) -> None:
         self.inner.save(str(path))
+
+
+def escaped(raw: bytes) -> str:
+    """Bytes as printable text on one line; what is none, and a backslash, as Python's literals have it."""
+
+    def safe(c: str) -> str:
+        if "\udc80" <= c <= "\udcff":  # a byte that is no UTF-8
+            return f"\\x{ord(c) - 0xDC00:02x}"
+        return c if c.isprintable() and c != "\\" else c.encode("unicode_escape").decode()
+
+    return "".join(map(safe, raw.decode(errors="surrogateescape")))
+
+
+def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    """A text's tokens, without an end. Raises UserError for what the tokenizer cannot write, naming it."""
+
+    def written(part: str) -> list[int]:
+        ids = tokenizer.encode_batch([part])[0][:-1].tolist()
+        return ids if sum(tokenizer.lengths[ids]) == len(part.encode()) else []
+
+    try:
+        found = written(text)
+    except UnicodeEncodeError as error:
+        raise UserError(f"the text is not UTF-8: {error.object[error.start : error.end]!a}") from error
+    if text and not found:
+        lost = [c for c in dict.fromkeys(text) if not written(c)]
+        raise UserError(f"the tokenizer has no tokens for {', '.join(map(repr, lost)) or 'all of this text'}")
+    return found
 
 
 def tokenizer_hash(data: DataConfig) -> str | None:

@@ -90,8 +90,11 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:  # (B, T) ids -> (B, T, V) logits
         bias = None if self.relative_bias is None else self.relative_bias(tokens.shape[1])
+        return self.read_out(self.trunk(self.embed(tokens), bias))
+
+    def read_out(self, features: Tensor) -> Tensor:  # (..., D) -> (..., V) logits
         head = self.token_embedding.weight if self.head is None else self.head.weight
-        return nn.functional.linear(self.trunk(self.embed(tokens), bias), head)
+        return nn.functional.linear(features, head)
 
     def loss(self, tokens: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """Cross-entropy in nats a token; `reduction="none"` gives (B, T). Logits are taken in float32 or wider."""

@@ -97,14 +97,17 @@ class Junction(nn.Module):
         """(B, T, D) stream and branch output -> new stream and next reading. One of two fused ops where it can be."""
         if self.branch_norm is not None and self.residual and self._added_whole():
             total = self.branch_norm.added_to(stream, delta)
-            return total, self._read(total)
-        added = self.correction(delta)
+            return total, self.read(total)
+        return self.meet(stream, self.correction(delta))
+
+    def meet(self, stream: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+        """What `forward` gives for a correction as it is added."""
         if not self.residual:
             total = added if self.stream_norm is None else self.stream_norm(added)
-            return total, self._read(total)
+            return total, self.read(total)
         if self.stream_norm is not None:
             _, total = self.stream_norm.of_sum(stream, added, self.stream_scale)
-            return total, self._read(total)
+            return total, self.read(total)
         if self.read_norm is not None:
             return self.read_norm.of_sum(stream, added, out_scale=self.read_scale)
         total = stream + added
@@ -118,7 +121,8 @@ class Junction(nn.Module):
     def _added_whole(self) -> bool:
         return isinstance(self.multiplier, float) and self.multiplier == 1
 
-    def _read(self, total: Tensor) -> Tensor:
+    def read(self, total: Tensor) -> Tensor:
+        """What the next sublayer, or the head, reads of a stream."""
         if self.read_norm is None:
             return total
         read = self.read_norm(total)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         figures_of,
         gradient_norms_by_depth,
         last_mlp_gradient,
+        loss_by_block,
         loss_by_lr,
         loss_by_size,
         loss_curves,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         token_cosine,
     )
     from andrea_exp.results.frames import load_claims, load_metrics, load_runs
+    from andrea_exp.results.layers import layers_frame
     from andrea_exp.results.load import plan_of
     from andrea_exp.results.table import ablation_table
 
@@ -30,9 +32,11 @@ __all__ = [
     "figures_of",
     "gradient_norms_by_depth",
     "last_mlp_gradient",
+    "layers_frame",
     "load_claims",
     "load_metrics",
     "load_runs",
+    "loss_by_block",
     "loss_by_lr",
     "loss_by_size",
     "loss_curves",
@@ -46,6 +50,7 @@ __all__ = [
 # What does not draw; all else is in figures.
 _HOMES = {
     "ablation_table": "table",
+    "layers_frame": "layers",
     "load_claims": "frames",
     "load_metrics": "frames",
     "load_runs": "frames",

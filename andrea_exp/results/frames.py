@@ -54,11 +54,11 @@ def metrics_frame(plan: Plan, records: Path, prefixes: Sequence[str] = ("",)) ->
     logged = _Logged(tuple(prefixes))
     reported = [cell for cell in plan.cells if cell.purpose == "report"]
     lengths = [logged.add(read_metrics(run_folder(records, cell.signature))) for cell in reported]
-    roles = pd.DataFrame(
-        [_roles(cell) for cell, length in zip(reported, lengths, strict=True) if length],
-        columns=list(_roles(plan.cells[0])),
+    placed = pd.DataFrame(
+        [roles(cell) for cell, length in zip(reported, lengths, strict=True) if length],
+        columns=list(roles(plan.cells[0])),
     )
-    frame = roles.loc[roles.index.repeat([length for length in lengths if length])].reset_index(drop=True)
+    frame = placed.loc[placed.index.repeat([length for length in lengths if length])].reset_index(drop=True)
     return frame.assign(**logged.columns())
 
 
@@ -105,14 +105,15 @@ class _Logged:
         }
 
 
-def _roles(cell: Cell) -> dict[str, Any]:
+def roles(cell: Cell) -> dict[str, Any]:
+    """Where a cell stands in its sweep."""
     return {"label": cell.label, "arm": cell.arm, **cell.column, **cell.tuned, **cell.repeat}
 
 
 def _run_row(run: Run) -> dict[str, Any]:
     diverged = run.summary.get("diverged") or {}
     return {
-        **_roles(run.cell),
+        **roles(run.cell),
         "purpose": run.cell.purpose,
         "signature": run.cell.signature,
         "status": str(run.status),

@@ -13,8 +13,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from andrea_exp.errors import UserError
-from andrea_exp.results.figures import beside, blocks, depth, losses, sizes
-from andrea_exp.results.figures import stability as maps
+from andrea_exp.results.figures import beside, blocks, depth, layers, losses, maps, sizes
 from andrea_exp.results.figures.seen import Seen
 from andrea_exp.style import STYLE
 from andrea_exp.sweep.plan import Plan
@@ -100,6 +99,13 @@ token_cosine = Drawn(
     "ended runs that were diagnosed",
     blocks.token_cosine,
 )
+loss_by_block = Drawn(
+    "layers",
+    "By how much the loss grows where a block is skipped, swapped with the next, or where predictions are read out "
+    "after it: mean and range over seeds, linear within 0.01 nats and logarithmic beyond.",
+    "runs that `andrea-exp specialise` has measured",
+    layers.loss_by_block,
+)
 published_differences = Drawn(
     "published",
     "Each arm's difference to the baseline in validation loss, ours with its 95% interval beside published ones with "
@@ -117,6 +123,7 @@ ALL = (
     stream_by_depth,
     branch_ratio,
     token_cosine,
+    loss_by_block,
     published_differences,
 )
 CAPTIONS = {drawn.name: drawn.caption for drawn in ALL}

@@ -54,11 +54,11 @@ class Seen:
     """A plan and its records as all of its figures see them."""
 
     def __init__(self, plan: Plan, records: Path) -> None:
-        self.plan, self._records = plan, records
+        self.plan, self.records = plan, records
 
     @cached_property
     def runs(self) -> list[Run]:
-        return read_runs(self.plan, self._records)
+        return read_runs(self.plan, self.records)
 
     @cached_property
     def table(self) -> AblationTable:
@@ -71,7 +71,7 @@ class Seen:
     @cached_property
     def traces(self) -> list[Trace]:
         """Of the reported runs that have logged anything."""
-        read = ((run, read_metrics(run_folder(self._records, run.cell.signature))) for run in self.reported)
+        read = ((run, read_metrics(run_folder(self.records, run.cell.signature))) for run in self.reported)
         return [Trace.of(run, rows) for run, rows in read if rows]
 
 
