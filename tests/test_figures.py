@@ -468,15 +468,19 @@ EXPECTED = {
     "demo": {"loss"},
     "depth": {"loss", "loss_by_size", "last_mlp_gradient"},
     "expansion_ratio": {"loss", "loss_by_lr", "loss_by_size"},
-    "expansion_ratio_equal_parameters": {"loss", "loss_by_lr", "loss_by_size"},
+    "expansion_ratio_equal_parameters": {"loss", "loss_by_lr"},
     "init_depth": {"last_mlp_gradient"},
     "no_norm": {"loss", "loss_by_lr", "stability"},
     "norm_placement": {"loss", "loss_by_lr", "published"},
     "norm_type": {"loss", "loss_by_lr", "published"},
     "recipes": {"loss", "loss_by_lr", "loss_by_size"},
+    "specialise": {"loss"},
     "residual": {"loss", "loss_by_size", "last_mlp_gradient"},
     "warmup": {"loss", "loss_by_lr", "loss_by_size", "stability", "last_mlp_gradient"},
 }
+
+
+LARGE = ("warmup", "no_norm", "recipes", "residual", "specialise")  # of many panels or steps
 
 
 def filled(name: str, *words: str) -> Plan:
@@ -500,9 +504,9 @@ def test_every_sweep_is_expected():
     assert set(EXPECTED) == {path.stem for path in (ROOT / "sweeps").glob("*.yaml")}
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LARGE else n for n in EXPECTED])
 def test_a_sweeps_roles_and_records_say_which_figures_it_has(name: str):
-    short = [] if name == "init_depth" else ["train.steps=4"]
+    short = [] if name in ("init_depth", "specialise") else ["train.steps=4"]
     planned = filled(name, *short, *(["model.n_layers=4,8,16"] if name == "init_depth" else []))
     drawn = figures_of(planned, RECORDS)
     assert set(drawn) == EXPECTED[name] | PROFILES
@@ -556,6 +560,7 @@ def test_nothing_to_show_is_said_in_one_line(drawn: Drawn):
 ODD = {"a_b, $c$": "pre", "_hidden $5": "post", "50% \\alpha_1^2": "none", "#& <b>": "peri"}
 
 
+@pytest.mark.slow
 def test_many_columns_and_arms_with_odd_names_are_drawn():
     arms: dict[str, Any] = {name: {"model.norm_placement": of} for name, of in ODD.items()}
     arms |= {f"{i} {'long ' * 6}": {"model.init": "normal", "optim.beta1": 0.5 + i / 100} for i in range(8)}
@@ -572,6 +577,7 @@ def test_many_columns_and_arms_with_odd_names_are_drawn():
     assert [name for name in ODD if name in raw] == list(ODD)
 
 
+@pytest.mark.slow
 def test_the_same_records_give_the_same_bytes():
     planned = filled("warmup", "train.steps=4", "model.n_layers=2,4,12", "optim.warmup_steps=0,2", "seed=0,1")
     for folder in ("one", "two"):
