@@ -13,7 +13,8 @@ from andrea_exp.errors import UserError
 from andrea_exp.facts import check_all
 from andrea_exp.record import MetricsWriter, run_folder
 from andrea_exp.results import load_claims, plan_of
-from andrea_exp.results.claims import Claim, Judged, judge, judge_all, read_claims, render, row, rows
+from andrea_exp.results.claims import Claim, Judged, judge, judge_all, read_claims
+from andrea_exp.results.claims_view import render, row, rows, to_markdown
 from andrea_exp.results.load import read_runs
 from andrea_exp.results.verdicts import Finding, Verdict, between, combined, equal, fails, less, trains
 from andrea_exp.sweep.plan import Plan
@@ -363,6 +364,21 @@ def test_a_frame_of_claims_is_what_the_command_prints():
         told = row(judge(claim, planned, RECORDS, read_runs(planned, RECORDS)))
         assert found.loc[claim.id, "verdict"] == told["verdict"] != "no runs yet"
         assert found.loc[claim.id, "n"] == told["n"] > 0
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_runs_that_leave_no_number_are_not_missing():
+    planned = plan(ARMS)
+    fields: Any = {"rule": "equal", "left": {"arm": "post"}, "right": {"arm": "pre"}, "margin": 0.1}
+    for cell in planned.cells:
+        if cell.arm == "post":
+            record(cell, "stuck")
+    assert judged(planned, **fields).verdict is Verdict.missing
+    for cell in planned.cells:
+        record(cell, "stuck")
+    assert judged(planned, **fields).verdict is Verdict.inconclusive
+    table = to_markdown([row(judged(planned, **fields))])
+    assert "| inconclusive |" in table
 
 
 def test_the_command_prints_verdicts_for_machines(tmp_path: Any):

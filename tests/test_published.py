@@ -7,12 +7,12 @@ import pytest
 from by_hand import plan, record_arms
 from rich.console import Console
 
-from andrea_exp.cli import _print_published
 from andrea_exp.errors import UserError
 from andrea_exp.results.formats import published_to_rich
 from andrea_exp.results.published import Published, grid, of_sweep, read_published, rows
 from andrea_exp.results.table import AblationTable
 from andrea_exp.sweep.plan import plan_sweep
+from andrea_exp.verbs.sweeps import _print_published
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 

@@ -1,19 +1,15 @@
 """The source texts' claims against whatever runs there are: data in claims.yaml, rules in verdicts.py."""
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from rich.table import Table
-from rich.text import Text
 
 from andrea_exp.errors import UserError, did_you_mean
-from andrea_exp.facts import check_all
 from andrea_exp.record import Status, read_metrics, run_folder
 from andrea_exp.results import verdicts
 from andrea_exp.results.contrast import gaps
@@ -182,6 +178,14 @@ def _by_regime(claim: Claim, side: Values, runs: Sequence[Run]) -> dict[tuple[st
 
 
 def _finding(claim: Claim, left: Sequence[Run], right: Sequence[Run], records: Path) -> Finding:
+    found = _by_rule(claim, left, right, records)
+    sides = (left, right) if claim.right else (left,)
+    if found.verdict is Verdict.missing and all(any(run.status.finished for run in side) for side in sides):
+        return replace(found, verdict=Verdict.inconclusive)  # runs without a number: all diverged, or not measured
+    return found
+
+
+def _by_rule(claim: Claim, left: Sequence[Run], right: Sequence[Run], records: Path) -> Finding:
     if claim.rule == "fails":
         return verdicts.fails(_diverged(left, claim.kind), _diverged(right, claim.kind) if claim.right else None)
     if claim.rule == "trains":
@@ -272,79 +276,3 @@ METRICS: dict[str, Callable[[Run, Path], float | None]] = {
     "skip_spread": skip_spread,
     "stream_rms": _logged("stream/rms/final", lambda values: values[0]),
 }
-
-
-# Rows to print
-
-
-def row(judged: Judged) -> dict[str, Any]:
-    """A claim flat: its fields, verdict, effect, interval, n, regimes, remarks, and the runs that it rests on."""
-    claim, main = judged.claim, judged.main
-    return {
-        **asdict(claim),
-        "bounds": [bound if math.isfinite(bound) else None for bound in claim.bounds],  # JSON has no infinity
-        "verdict": str(judged.verdict),
-        "effect": main.effect,
-        "ci_low": main.low,
-        "ci_high": main.high,
-        "n": main.n or sum(r.finding.n for r in judged.regimes),
-        "regimes": [{"where": r.where, **asdict(r.finding)} for r in judged.regimes],
-        "remarks": judged.remarks,
-        "runs": judged.signatures,
-    }
-
-
-def rows(judged: Sequence[Judged]) -> Iterator[dict[str, Any]]:
-    """One row a claim, then one a fact that is counted and needs no runs."""
-    yield from map(row, judged)
-    for fact in check_all():
-        verdict = Verdict.supported if fact["holds"] else Verdict.contradicted
-        yield {
-            "id": fact["row"],
-            "text": fact["text"],
-            "source": {"A": "first text", "B": "second text"}[fact["row"][0]],
-            "sweep": None,
-            "rule": "exact",
-            "verdict": str(verdict),
-            "effect": fact["exact"] - fact["stated"],
-            "stated": fact["stated"],
-            "exact": fact["exact"],
-            "unit": fact["unit"],
-            "remarks": [fact["remark"]] if fact["remark"] else [],
-            "runs": [],
-        }
-
-
-def render(found: Sequence[dict[str, Any]]) -> Table:
-    """The rows for a terminal; a claim of several regimes has no one number, but how many of them say what."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title, more in (("", {"no_wrap": True}), ("claim", {"ratio": 3}), ("verdict", {}), ("effect", {"ratio": 2})):
-        table.add_column(title, **more)
-    table.add_column("n", justify="right")
-    for row in found:
-        claim = Text(row["text"]).append("".join(f"\n{line}" for line in _below(row)), style="dim")
-        n = str(row["n"]) if row.get("n") else ""
-        table.add_row(Text(row["id"]), claim, Text(row["verdict"]), Text(_effect(row)), n)
-    return table
-
-
-def _below(row: dict[str, Any]) -> list[str]:
-    """What stands below a claim: its sweep, how its regimes went where it has several, its remarks."""
-    told = Counter(regime["verdict"] for regime in row.get("regimes", []))
-    went = ", ".join(f"{n} {verdict}" for verdict, n in told.most_common()) if told.total() > 1 else ""
-    head = ": ".join(text for text in (row["sweep"], went) if text)
-    return [line for line in (head, *row["remarks"]) if line]
-
-
-def _effect(row: dict[str, Any]) -> str:
-    if row["rule"] == "exact":
-        return f"{row['exact']:.6g} {row['unit']}".strip()
-    return effect_text(Finding(Verdict(row["verdict"]), row["effect"], row["ci_low"], row["ci_high"]))
-
-
-def effect_text(finding: Finding) -> str:
-    """An effect with its interval, as far as there are any."""
-    if finding.effect is None:
-        return ""
-    interval = "" if finding.low is None else f" [{finding.low:+.3g}, {finding.high:+.3g}]"
-    return f"{finding.effect:+.3g}{interval}"

@@ -54,11 +54,11 @@ def print_table(table: AblationTable, names: Sequence[str] | None = None) -> Non
 def to_markdown(table: AblationTable, names: Sequence[str] | None = None) -> str:
     parts, lines = layout(table, names)
     title = [f"**{table.question}**", ""] if table.question else []
-    written = [line for panel in parts for line in (*_markdown(*panel), "")]
+    written = [line for panel in parts for line in (*markdown_grid(*panel), "")]
     return "\n".join([*title, *written, *(f"- {line}" for line in lines), ""])
 
 
-def _markdown(head: list[str], rows: list[list[str]]) -> list[str]:
+def markdown_grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     def line(entries: Sequence[str]) -> str:
         safe = (e.replace("|", "\\|").replace("\n", "<br>") for e in entries)
         return f"| {' | '.join(safe)} |"

@@ -9,7 +9,7 @@ import pandas as pd
 
 from andrea_exp.record import read_metrics, run_folder
 from andrea_exp.results.claims import judge_all, read_claims
-from andrea_exp.results.claims import row as claim_row
+from andrea_exp.results.claims_view import row as claim_row
 from andrea_exp.results.load import SUMMARY, Run, plan_of, read_runs
 from andrea_exp.sweep.plan import Cell, Plan
 

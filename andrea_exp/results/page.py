@@ -20,7 +20,7 @@ from andrea_exp import ROOT
 from andrea_exp.compose import words_of
 from andrea_exp.errors import UserError
 from andrea_exp.record import Status, read_json, run_folder
-from andrea_exp.results import claims, figures, published
+from andrea_exp.results import claims, claims_view, figures, published
 from andrea_exp.results.formats import html_table
 from andrea_exp.results.layout import COLUMNS, flat_legend, footnotes, legend, loss_text, wide_grid
 from andrea_exp.results.load import Run, plan_of, read_runs
@@ -257,6 +257,6 @@ def _render(chapters: Sequence[Chapter], title: str, untold: Sequence[claims.Jud
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"effect": claims.effect_text, "column": column_title}
+    environment.filters |= {"effect": claims_view.effect_text, "column": column_title}
     page = environment.get_template("page.html").render(chapters=chapters, title=title, untold=untold)
     return page.translate(BANNED)
