@@ -6,14 +6,18 @@ VENV ?= .venv
 TORCH_INDEX ?=
 PIP_INSTALL = $(VENV)/bin/pip install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo notebook test test-all reliability lint format clean
+.PHONY: demo notebook results test test-all reliability lint format clean
 
 demo: $(VENV)/installed
 	$(VENV)/bin/andrea-exp sweep demo
-	@echo "notebook: make notebook (analysis/norm_placement.ipynb); commands: . $(VENV)/bin/activate"
+	@echo "notebooks: make notebook (analysis/*.ipynb); commands: . $(VENV)/bin/activate"
 
 notebook: $(VENV)/installed-notebook
-	$(VENV)/bin/jupyter lab analysis/norm_placement.ipynb
+	$(VENV)/bin/jupyter lab analysis
+
+# All tables, claims and notebooks of analysis/ again, from the records that it keeps.
+results: $(VENV)/installed-notebook
+	$(VENV)/bin/python analysis/redraw.py
 
 test: $(VENV)/installed-dev
 	$(VENV)/bin/pytest -m "not slow"

@@ -1,14 +1,13 @@
 """Records small enough to publish: the ended runs of a sweep in two Parquet files, and back into a records folder.
 
     NAME.runs.parquet      one row a run: its signature, and config, summary, provenance, ... as JSON
-    NAME.metrics.parquet   one row a logged step: signature, step, one column a metric
+    NAME.metrics.parquet   one row a logged value: metric, signature, step, value
 
 Every logged step keeps the values of `PLAIN`; the first and the last one, and those with a diagnosis, keep all.
-Values are kept in full. Weights, logs and event files stay behind.
+A value that was not finite is null, as in the records. Weights, logs and event files stay behind.
 """
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,11 @@ from andrea_exp.sweep.plan import Plan
 
 # The summary comes last, since it says that a run has ended.
 DOCUMENTS = ("identity", "config", "provenance", "layers", "summary")
-PLAIN = ("step", "tokens", "train/loss", "lr", "grad_norm/total", "clip/coef")
+PLAIN = ("tokens", "train/loss", "lr", "grad_norm/total", "clip/coef")
 DIAGNOSED = "stream/"  # rows with such metrics
 Row = dict[str, float | None]
+Value = tuple[str, str, int, float | None]
+VALUE = ("metric", "signature", "step", "value")
 
 
 def pack(plan: Plan, records: Path, folder: Path) -> tuple[list[Path], int]:
@@ -39,8 +40,11 @@ def pack(plan: Plan, records: Path, folder: Path) -> tuple[list[Path], int]:
         raise UserError(f"{plan.name}: no finished runs in {records}/; run: andrea-exp sweep {plan.name}")
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{plan.name}.{part}.parquet" for part in ("runs", "metrics")]
-    _write(paths[0], [_documents(run_folder(records, sig)) for sig in ended])
-    _write(paths[1], [row for sig in ended for row in _rows(run_folder(records, sig))])
+    documents = [_documents(run_folder(records, sig)) for sig in ended]
+    _write(paths[0], {name: [of[name] for of in documents] for name in ("signature", *DOCUMENTS)})
+    # Sorted, so that like stands beside like.
+    values = sorted((v for sig in ended for v in _values(run_folder(records, sig))), key=lambda value: value[:3])
+    _write(paths[1], {name: [value[i] for value in values] for i, name in enumerate(VALUE)})
     return paths, len(signatures) - len(ended) + plan.waiting
 
 
@@ -50,28 +54,26 @@ def _documents(folder: Path) -> dict[str, str | None]:
     return {"signature": folder.name, **compact}
 
 
-def _rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """Thinned; a value that was not finite, null in JSON, is NaN, and one that was not logged is null."""
+def _values(folder: Path) -> Iterator[Value]:
     rows = read_metrics(folder)
     for i, row in enumerate(rows):
         whole = i in (0, 1, len(rows) - 1) or any(name.startswith(DIAGNOSED) for name in row)
-        kept = {k: math.nan if v is None else v for k, v in row.items() if whole or k in PLAIN}
-        yield {"signature": folder.name, **kept}
+        kept = ((name, value) for name, value in row.items() if name != "step" and (whole or name in PLAIN))
+        yield from ((name, folder.name, int(row["step"]), value) for name, value in kept)
 
 
-def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    arrays = [pa.array([row.get(name) for row in rows], from_pandas=False) for name in names]
-    floats = [name for name, array in zip(names, arrays, strict=True) if pa.types.is_floating(array.type)]
+def _write(path: Path, columns: dict[str, Sequence[Any]]) -> None:
+    types = {"step": pa.int64(), "value": pa.float64()}
+    table = pa.table({name: pa.array(values, types.get(name, pa.string())) for name, values in columns.items()})
     partial = path.with_name(f".{path.name}")
-    # Most values are float32 in a float64: with their bytes split by place, what is always zero costs nothing.
     pq.write_table(
-        pa.table(arrays, names=names),
+        table,
         partial,
         compression="zstd",
         compression_level=19,
-        use_dictionary=[name for name in names if name not in floats],
-        use_byte_stream_split=floats,
+        use_dictionary=[name for name in columns if name != "value"],
+        # Most values are float32 in a float64: with their bytes split by place, those that are always 0 cost nothing.
+        use_byte_stream_split=["value"] if "value" in columns else False,
     )
     partial.rename(path)
 
@@ -110,14 +112,13 @@ def _read(path: Path) -> pa.Table:
 
 
 def _metrics(path: Path) -> dict[str, list[Row]]:
-    """Rows by signature, as they were logged."""
+    """Rows by signature, in the order of their steps."""
+    by_run: dict[str, dict[int, Row]] = {}
     table = _read(path)
-    names = table.column_names[1:]
-    by_run: dict[str, list[Row]] = {}
-    for sig, *values in zip(*(column.to_pylist() for column in table.columns), strict=True):
-        logged = ((name, v) for name, v in zip(names, values, strict=True) if v is not None)
-        by_run.setdefault(sig, []).append({name: v if math.isfinite(v) else None for name, v in logged})
-    return by_run
+    columns = (table[name].to_pylist() for name in VALUE)
+    for metric, sig, step, value in zip(*columns, strict=True):
+        by_run.setdefault(sig, {}).setdefault(step, {"step": step})[metric] = value
+    return {sig: [rows[step] for step in sorted(rows)] for sig, rows in by_run.items()}
 
 
 def _restore(folder: Path, path: Path, run: dict[str, str], rows: Sequence[Row]) -> None:

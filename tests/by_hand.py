@@ -2,11 +2,13 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from conftest import TINY
 
+from andrea_exp import accounting
 from andrea_exp.record import MetricsWriter, run_folder, write_json
 from andrea_exp.results import plan_of
 from andrea_exp.results.table import AblationTable, TableCell, ablation_table
@@ -78,3 +80,45 @@ def strict(text: str) -> Any:
         raise ValueError(f"{constant} in JSON")
 
     return json.loads(text, parse_constant=refuse)
+
+
+def diagnosis(blocks: int, size: float = 1.0) -> dict[str, float]:
+    """What a diagnosed row has of each block."""
+    found = {"stream/rms/final": size * math.sqrt(blocks)}
+    for b in range(blocks):
+        found |= {f"stream/rms/block_{b:02d}": size * math.sqrt(b), f"stream/token_cosine/block_{b:02d}": b / blocks}
+        found |= {f"branch/ratio/block_{b:02d}/{branch}": 0.1 * size for branch in ("attn", "mlp")}
+    return found
+
+
+def gradients(blocks: int, size: float = 1.0) -> dict[str, float]:
+    return {f"grad_norm/block_{b:02d}/{part}": size * (b + 1) for b in range(blocks) for part in ("attn", "mlp")}
+
+
+def log(cell: Cell, loss: Callable[[int], float] = lambda step: 4 / step, size: float = 1.0, steps: int = 6) -> None:
+    """A run's metrics as the trainer logs them, with a diagnosis at both ends."""
+    folder = run_folder(RECORDS, cell.signature)
+    folder.mkdir(parents=True, exist_ok=True)
+    blocks, writer = cell.config.model.n_layers, MetricsWriter(folder)
+    writer.write({"step": 0, "val/loss": 6.0, **gradients(blocks, size), **diagnosis(blocks, size)})
+    for step in range(1, min(steps, cell.config.train.steps) + 1):
+        end = diagnosis(blocks, 3 * size) if step == cell.config.train.steps else {}
+        writer.write({"step": step, "train/loss": loss(step), **gradients(blocks, size / step), **end})
+    writer.close()
+
+
+def filled(name: str, *words: str) -> Plan:
+    """A committed sweep with records of all its runs: some of post-norm's at high rates are stuck."""
+    for purpose in ("tune", "report"):
+        planned = plan_of(name, words)[0]
+        for cell in planned.cells:
+            if cell.purpose == purpose:
+                model, optim = cell.config.model, cell.config.optim
+                sizes = {"parameters": accounting.about_parameters(model)}
+                sizes["flops_per_token"] = accounting.flops_per_token(model)
+                hard = optim.lr >= 1e-2 or (model.n_layers >= 12 and not optim.warmup_steps)
+                stuck = hard and model.norm_placement.name in ("post", "none") and cell.config.seed % 2
+                away = abs(math.log10(optim.lr / 3e-3))
+                record(cell, "stuck" if stuck else 2 + 0.1 * away + 0.01 * cell.config.seed, **sizes)
+                log(cell, size=1 + 0.1 * cell.config.seed, steps=cell.config.train.steps)
+    return planned

@@ -9,16 +9,16 @@ from typing import Any
 import matplotlib.cbook
 import matplotlib.colors
 import pytest
-from by_hand import ARMS, RECORDS, plan, record
+from by_hand import ARMS, RECORDS, filled, log, plan, record
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy import stats
 
-from andrea_exp import ROOT, accounting
+from andrea_exp import ROOT
 from andrea_exp.errors import UserError
-from andrea_exp.record import MetricsWriter, run_folder
-from andrea_exp.results import figures, plan_of
+from andrea_exp.record import run_folder
+from andrea_exp.results import figures
 from andrea_exp.results.figures import CAPTIONS, Drawn, figures_of, save_figures
 from andrea_exp.results.published import of_sweep
 from andrea_exp.results.table import ablation_table
@@ -26,31 +26,6 @@ from andrea_exp.style import COLOURS
 from andrea_exp.sweep.plan import Cell, Plan
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
-
-
-def diagnosis(blocks: int, size: float = 1.0) -> dict[str, float]:
-    """What a diagnosed row has of each block."""
-    found = {"stream/rms/final": size * math.sqrt(blocks)}
-    for b in range(blocks):
-        found |= {f"stream/rms/block_{b:02d}": size * math.sqrt(b), f"stream/token_cosine/block_{b:02d}": b / blocks}
-        found |= {f"branch/ratio/block_{b:02d}/{branch}": 0.1 * size for branch in ("attn", "mlp")}
-    return found
-
-
-def gradients(blocks: int, size: float = 1.0) -> dict[str, float]:
-    return {f"grad_norm/block_{b:02d}/{part}": size * (b + 1) for b in range(blocks) for part in ("attn", "mlp")}
-
-
-def log(cell: Cell, loss: Callable[[int], float] = lambda step: 4 / step, size: float = 1.0, steps: int = 6) -> None:
-    """A run's metrics as the trainer logs them, with a diagnosis at both ends."""
-    folder = run_folder(RECORDS, cell.signature)
-    folder.mkdir(parents=True, exist_ok=True)
-    blocks, writer = cell.config.model.n_layers, MetricsWriter(folder)
-    writer.write({"step": 0, "val/loss": 6.0, **gradients(blocks, size), **diagnosis(blocks, size)})
-    for step in range(1, min(steps, cell.config.train.steps) + 1):
-        end = diagnosis(blocks, 3 * size) if step == cell.config.train.steps else {}
-        writer.write({"step": step, "train/loss": loss(step), **gradients(blocks, size / step), **end})
-    writer.close()
 
 
 def labels(figure: Figure) -> list[str]:
@@ -481,23 +456,6 @@ EXPECTED = {
 
 
 LARGE = ("warmup", "no_norm", "recipes", "residual", "specialise")  # of many panels or steps
-
-
-def filled(name: str, *words: str) -> Plan:
-    """A committed sweep with records of all its runs: some of post-norm's at high rates are stuck."""
-    for purpose in ("tune", "report"):
-        planned = plan_of(name, words)[0]
-        for cell in planned.cells:
-            if cell.purpose == purpose:
-                model, optim = cell.config.model, cell.config.optim
-                sizes = {"parameters": accounting.about_parameters(model)}
-                sizes["flops_per_token"] = accounting.flops_per_token(model)
-                hard = optim.lr >= 1e-2 or (model.n_layers >= 12 and not optim.warmup_steps)
-                stuck = hard and model.norm_placement.name in ("post", "none") and cell.config.seed % 2
-                away = abs(math.log10(optim.lr / 3e-3))
-                record(cell, "stuck" if stuck else 2 + 0.1 * away + 0.01 * cell.config.seed, **sizes)
-                log(cell, size=1 + 0.1 * cell.config.seed, steps=cell.config.train.steps)
-    return planned
 
 
 def test_every_sweep_is_expected():
