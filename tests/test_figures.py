@@ -1,5 +1,6 @@
 """Figures read back from what was drawn, against numbers computed here from records written by hand."""
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from scipy import stats
 
 from andrea_exp import ROOT
 from andrea_exp.errors import UserError
-from andrea_exp.record import run_folder
+from andrea_exp.record import LAYERS, run_folder
 from andrea_exp.results import figures
 from andrea_exp.results.figures import CAPTIONS, Drawn, figures_of, save_figures
 from andrea_exp.results.published import of_sweep
@@ -502,6 +503,26 @@ def check_look(figure: Figure) -> None:
     assert all(not panel.get_tightbbox().overlaps(box) for panel in panels)
     boxes = [panel.get_tightbbox() for panel in panels]
     assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[:i])
+
+
+# What blocks are worth
+
+
+def test_blocks_increases_are_means_over_the_seeds_that_were_measured():
+    planned = plan(ARMS)
+    for cell in planned.cells:
+        record(cell, 2.0)
+        if cell.arm != "none":
+            seed, own = cell.config.seed, {"attn": [2.0] * 2, "mlp": [2.0] * 2}
+            found = {"loss": 2.0, "skipped": [2.5 + seed, 2.25], "swapped": [2.125], "lens": [6.0, 3.0, 2.0]}
+            (run_folder(RECORDS, cell.signature) / LAYERS).write_text(json.dumps({**found, "without": own}))
+    figure = figures.loss_by_block(planned, RECORDS)
+    skipped, swapped, lens = figure.axes
+    assert xy(lines(skipped, 0)[0]) == near([(1, 1.5), (2, 0.25)])
+    assert [xy(line) for line in swapped.lines] == [near([(1, 0.125)])] * 2
+    assert xy(lines(lens, 1)[0]) == near([(1, 1.0), (2, 0.0)])
+    assert labels(figure) == ["mean and range\nof n = 3 seeds", "pre", "post"]
+    check_look(figure)
 
 
 # Whatever there is

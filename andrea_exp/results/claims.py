@@ -24,6 +24,7 @@ from andrea_exp.sweep.plan import Plan, Values, column_title
 DATA = Path(__file__).with_suffix(".yaml")
 RULES = ("less", "equal", "fails", "trains", "between")
 OF_LOSS = ("less", "equal")  # rules that compare tuned models
+OF_DIVERGENCE = ("fails", "trains")  # rules whose effect is a share of seeds
 EVERY = ("equal", "trains", "between")  # claims about all regimes
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from andrea_exp.facts import check_all
-from andrea_exp.results.claims import Judged
+from andrea_exp.results.claims import OF_DIVERGENCE, Judged
 from andrea_exp.results.formats import markdown_grid
 from andrea_exp.results.verdicts import Finding, Verdict
 
@@ -83,12 +83,14 @@ def _below(row: dict[str, Any]) -> list[str]:
 def _effect(row: dict[str, Any]) -> str:
     if row["rule"] == "exact":
         return f"{row['exact']:.6g} {row['unit']}".strip()
-    return effect_text(Finding(Verdict(row["verdict"]), row["effect"], row["ci_low"], row["ci_high"]))
+    return effect_text(Finding(Verdict(row["verdict"]), row["effect"], row["ci_low"], row["ci_high"]), row["rule"])
 
 
-def effect_text(finding: Finding) -> str:
+def effect_text(finding: Finding, rule: str) -> str:
     """An effect with its interval, as far as there are any."""
     if finding.effect is None:
         return ""
+    if rule in OF_DIVERGENCE:
+        return f"{finding.effect:.0%} diverged"
     interval = "" if finding.low is None else f" [{finding.low:+.3g}, {finding.high:+.3g}]"
     return f"{finding.effect:+.3g}{interval}"

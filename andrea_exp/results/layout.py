@@ -11,6 +11,7 @@ from andrea_exp.errors import UserError, did_you_mean
 from andrea_exp.results.table import AblationTable, TableCell
 from andrea_exp.sweep.plan import column_title
 
+HUGE = 1e5
 WIDTH = 100  # characters that a table may take side by side
 GAP = 3  # between two columns of a terminal's table
 UNITS = {"val_loss": "nats a token", "bits_per_byte": "bits a byte"}
@@ -50,7 +51,12 @@ def _p(cell: TableCell) -> str:
 def _grad_norm(cell: TableCell) -> str:
     if cell.grad_norm_median is None:
         return ""
-    return f"{cell.grad_norm_median:.2f} ({cell.grad_norm_max:.1f})"
+    return f"{_size(cell.grad_norm_median, 2)} ({_size(cell.grad_norm_max, 1)})"
+
+
+def _size(value: float | None, places: int) -> str:
+    """With a few places; what is huge in powers of ten."""
+    return _number(value, f".{places}f" if value is None or value < HUGE else ".1e")
 
 
 def _blocks(cell: TableCell) -> str:

@@ -134,9 +134,10 @@ def _specialise(options: argparse.Namespace, overrides: list[str]) -> int:
     for why in measure_missing(folders, records / "corpora"):
         print(f"andrea-exp: left out: {why}", file=sys.stderr)
     if options.figure:
-        from andrea_exp.results import loss_by_block
+        from andrea_exp.results.figures import encoded, loss_by_block
 
-        loss_by_block(plan, records).savefig(options.figure)
+        figure = Path(options.figure)
+        figure.write_bytes(encoded(loss_by_block(plan, records), figure.suffix[1:]))
     if options.json:
         print(json.dumps(layers.rows(plan, records), indent=2))
     else:
