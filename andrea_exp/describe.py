@@ -38,16 +38,19 @@ COLOUR = {
 
 
 def named(name: str, overrides: Sequence[str]) -> tuple[RunConfig, Path | None]:
-    """The resolved config of a recipe, an override or a recorded run, and the latter's folder. Raises UserError."""
+    """The resolved config of a recipe, a recorded run or an override, and a run's folder. Raises UserError.
+
+    A run's readable name may look like an override, and comes first.
+    """
     recipes = sorted(path.stem for path in (ROOT / "conf" / "recipe").glob("*.yaml"))
-    if "=" in name:
-        return plan_sweep([name, *overrides]).cells[0].config, None
     if name in recipes:
         return plan_sweep([f"recipe={name}", *overrides]).cells[0].config, None
     records = Path(next((o.partition("=")[2] for o in overrides if o.startswith("records=")), "records"))
     try:
         folder = find_run(records, name)
     except UserError as error:
+        if "=" in name:
+            return plan_sweep([name, *overrides]).cells[0].config, None
         raise UserError(f"{name}: neither a recipe nor a run in {records}/; {did_you_mean(name, recipes)}") from error
     if rest := [o for o in overrides if not o.startswith("records=")]:
         raise UserError(f"{rest[0]}: a recorded run is as it ran; name a recipe to change it")

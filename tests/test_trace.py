@@ -194,6 +194,15 @@ def test_any_finished_run_can_be_traced(words: tuple[str, ...], empty_folder: Pa
     assert "…" not in out
 
 
+def test_a_runs_readable_name_comes_before_an_override(empty_folder: Path, capsys: pytest.CaptureFixture[str]):
+    folder = finished(make("seed=1"))
+    assert traced(capsys, "seed=1", "abc")["notes"] == ["untrained weights"]
+    link = Path("records/tensorboard/adhoc/seed=1")
+    link.parent.mkdir(parents=True)
+    link.symlink_to(Path("../../runs") / folder.name / "tensorboard")
+    assert folder.name in traced(capsys, "seed=1", "abc")["model"]
+
+
 def test_many_heads_and_blocks_fit_a_page_and_a_figure(empty_folder: Path, capsys: pytest.CaptureFixture[str]):
     words = ["model.n_layers=101", "a norm", "model.n_heads=16", "model.d_model=32"]
     for name in ("t.svg", "t.png"):
