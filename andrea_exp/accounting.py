@@ -14,6 +14,7 @@ from andrea_exp.config import BlockLayout, ModelConfig, Precision, as_dict
 
 ADAM_STATES = 2  # first and second moment, float32
 FLOAT32 = 4
+DIAGNOSIS_WINDOWS = 8  # of the validation windows, those that a diagnosis looks at
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,6 @@ from andrea_exp.lit import LitGPT
 from andrea_exp.record import MetricsWriter
 from andrea_exp.tensorboard_view import View
 
-DIAGNOSIS_WINDOWS = 8
-
 
 class Watch(L.Callback):
     """Measures at steps, never at batches: `step` counts optimizer steps done, 0 is the untrained model."""
@@ -160,7 +158,7 @@ class Watch(L.Callback):
         if not self._diagnosed(step):
             return {}
         assert self._val is not None
-        tokens, targets = (t[:DIAGNOSIS_WINDOWS] for t in self._val)
+        tokens, targets = (t[: accounting.DIAGNOSIS_WINDOWS] for t in self._val)
         metrics = diagnose(lit.model, tokens, targets)
         if self._before is not None:
             after = list(lit.model.parameters())

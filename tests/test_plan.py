@@ -15,9 +15,11 @@ from omegaconf import OmegaConf
 from andrea_exp.compose import compose, parse
 from andrea_exp.config import SweepConfig
 from andrea_exp.errors import UserError
+from andrea_exp.index import Index
 from andrea_exp.record import run_folder, write_json
 from andrea_exp.results.choose import choose_tuned
 from andrea_exp.rules import get, signature
+from andrea_exp.sweep.forecast import forecast
 from andrea_exp.sweep.plan import Cell, Chooser, Plan, plan_composed, plan_sweep
 
 PLACEMENTS = {p: {"model.norm_placement": p} for p in ("pre", "post", "none")}
@@ -358,3 +360,11 @@ def test_what_is_no_field_of_a_run_has_no_role(key: str, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=key):
         plan_sweep(["sweeps=odd"])
+
+
+def test_a_run_that_is_only_looked_at_is_work_too(tmp_path: Path):
+    few, many = (plan_sweep(["train.steps=0", f"data.val_windows={windows}"]) for windows in (8, 80))
+    with Index(tmp_path) as index:
+        small, large = (forecast(plan, index, 1) for plan in (few, many))
+    assert small.rows[0].tokens == large.rows[0].tokens == 0
+    assert 0 < small.rows[0].flops < large.rows[0].flops

@@ -88,13 +88,21 @@ def _row(arm: str, purpose: str, cells: Sequence[Cell], left: set[str]) -> Row:
         runs=len(cells),
         done=len(cells) - len(undone),
         parameters=max((accounting.about_parameters(c.config.model) for c in cells), default=0),
-        flops=float(sum(accounting.flops_per_token(c.config.model) * _tokens(c.config) for c in undone)),
+        flops=float(sum(accounting.flops_per_token(c.config.model) * _work(c.config) for c in undone)),
         tokens=sum(_tokens(c.config) for c in undone),
     )
 
 
 def _tokens(config: RunConfig) -> int:
     return config.train.steps * config.train.batch_size * config.model.seq_len
+
+
+def _work(config: RunConfig) -> float:
+    """Tokens of training that a run's work is worth; of one that is only looked at, that of looking once.
+
+    Of trained runs the measured speed has their looks in it. A validation is a forward pass, a third of a step.
+    """
+    return _tokens(config) or (config.data.val_windows / 3 + accounting.DIAGNOSIS_WINDOWS) * config.model.seq_len
 
 
 def _speed(own: Sequence[dict[str, Any]], index: Index) -> tuple[float, str]:
