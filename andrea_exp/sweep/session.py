@@ -213,13 +213,15 @@ def link_views(plan: Plan, records: Path) -> Path:
 
 
 def _report_failures(plan: Plan, records: Path, console: Console) -> int:
-    """Says what failed and where to look, and what else is not done; returns the exit code."""
+    """Says what failed, why and where to look, and what else is not done; returns the exit code."""
     index = Index(records)
-    states = {c.signature: index.look(c.signature)[0] for c in plan.cells}
+    looks = {c.signature: index.look(c.signature) for c in plan.cells}
+    states = {sig: state for sig, (state, _) in looks.items()}
     for cell in {c.signature: c for c in plan.cells if states[c.signature] is Status.failed}.values():
         folder = run_folder(records, cell.signature)
         note = (folder / "traceback.txt") if (folder / "traceback.txt").exists() else (folder / "log.txt")
-        console.print(f"failed: {cell.label}; see {note}", markup=False, soft_wrap=True)
+        why = looks[cell.signature][1].get("reason", "no reason recorded")
+        console.print(f"failed: {cell.label}: {why}; see {note}", markup=False, soft_wrap=True)
     open_ = Counter(str(s) for s in states.values() if not s.finished and s is not Status.failed)
     if open_:
         counts = ", ".join(f"{count} {state}" for state, count in open_.items())
