@@ -125,6 +125,15 @@ def test_losses_that_are_not_finite_are_left_out_and_huge_ones_leave_the_axis():
     assert panel.get_ylim()[1] == 8.0
 
 
+def test_an_arm_that_starts_huge_does_not_flatten_the_others():
+    planned = plan()
+    for cell in planned.cells:
+        record(cell, 2.0)
+        log(cell, lambda step, arm=cell.arm: 1e6 if arm == "none" else 4 / step)  # type: ignore[misc]
+    (panel,) = figures.loss_curves(planned, RECORDS).axes
+    assert panel.get_ylim() == pytest.approx((0.95 * 4 / 6, 8.0))
+
+
 # Loss by learning rate
 
 RATES = [1e-3, 3e-3, 1e-2]

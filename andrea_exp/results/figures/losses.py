@@ -32,7 +32,7 @@ from andrea_exp.sweep.plan import column_title
 
 UNITS = {"val_loss": "validation loss (nats a token)", "bits_per_byte": "validation loss (bits a byte)"}
 POINTS = 60  # that a curve is smoothed to, about
-ABOVE_START = 2  # times the loss at the start: what goes higher leaves the figure
+ABOVE_START = 2  # times the median loss at the start: what goes higher leaves the figure
 
 
 def loss_curves(seen: Seen) -> Figure | None:
@@ -45,8 +45,9 @@ def loss_curves(seen: Seen) -> Figure | None:
     for (arm, name), own in grouped(traces, lambda t: (t.run.cell.arm, column_title(t.run.cell.column))).items():
         _loss_curve(found[name], own, look(plan.arms.index(arm))["color"])
     first = next(iter(found.values()))  # all share its axes
-    starts = [trace.loss.iloc[0] for trace in traces]
-    first.set_ylim(top=min(first.get_ylim()[1], ABOVE_START * max(starts)))
+    first.set_yscale("log")
+    least, most = (of(of(trace.loss) for trace in traces) for of in (min, max))
+    first.set_ylim(0.95 * least, min(1.05 * most, ABOVE_START * statistics.median(t.loss.iloc[0] for t in traces)))
     logarithmic(first, "x")
     logarithmic(first, "y")
     tell_counts(plan, seen.reported, found)

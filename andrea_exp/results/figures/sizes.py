@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import EngFormatter, NullLocator
 
 from andrea_exp.results.figures.losses import UNITS
 from andrea_exp.results.figures.panels import (
@@ -17,7 +17,6 @@ from andrea_exp.results.figures.panels import (
     few,
     finish,
     grouped,
-    logarithmic,
     look,
     number,
     panels,
@@ -30,7 +29,7 @@ from andrea_exp.results.figures.seen import Seen
 from andrea_exp.results.table import TableCell
 from andrea_exp.sweep.plan import Plan, column_title
 
-NARROW = 20  # times: an axis that spans less has too few powers of ten, 2 and 5 to be read
+TICKS = (0.1, 0.37, 0.63, 0.9)  # where labels stand on a cost's axis
 APART = 1.02  # sizes that differ by less are one
 COSTS = {"parameters": "parameters", "flops": "training FLOPs"}
 
@@ -124,10 +123,12 @@ def _name_arms(panel: Axes, cells: Sequence[TableCell], cost: str) -> None:
 
 
 def _cost_axis(panel: Axes, text: str) -> None:
+    """Logarithmic, with four round labels however much or little it spans."""
     panel.set_xlabel(text)
     panel.margins(x=0.12)
-    logarithmic(panel, "x")
+    panel.set_xscale("log")
     low, high = panel.get_xlim()
-    if high < NARROW * low:
-        panel.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
-    panel.xaxis.set_major_formatter("{x:.2g}")
+    ticks = [float(f"{low * (high / low) ** share:.1e}") for share in TICKS]
+    panel.set_xticks(list(dict.fromkeys(ticks)))
+    panel.xaxis.set_minor_locator(NullLocator())
+    panel.xaxis.set_major_formatter(EngFormatter(sep=""))
