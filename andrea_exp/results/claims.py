@@ -14,7 +14,7 @@ from andrea_exp.record import Status, read_metrics, run_folder
 from andrea_exp.results import verdicts
 from andrea_exp.results.contrast import gaps
 from andrea_exp.results.fairness import fairness
-from andrea_exp.results.layers import skip_spread, swap_ratio
+from andrea_exp.results.layers import swap_ratio
 from andrea_exp.results.load import SUMMARY, Run, last_mlp_gradient, plan_of, read_runs
 from andrea_exp.results.stats import Signs, log_log_slopes, signs
 from andrea_exp.results.table import LEAST_RATES, LR
@@ -274,6 +274,5 @@ METRICS: dict[str, Callable[[Run, Path], float | None]] = {
     "last_mlp_gradient": _last_mlp,
     "branch_ratio": _logged("branch/ratio/", lambda values: sum(values) / len(values)),
     "swap_ratio": swap_ratio,
-    "skip_spread": skip_spread,
     "stream_rms": _logged("stream/rms/final", lambda values: values[0]),
 }

@@ -69,9 +69,9 @@ def run_sweep(composed: DictConfig, overrides: Sequence[str], only_failed: bool 
     except FailedFast:
         console.print("stopped at the first failed run (pool.fail_fast=true)")
         sys.exit(_report_failures(plan, records, console))
-    from andrea_exp.results.report import write_report
+    from andrea_exp.results.leave import leave_results
 
-    write_report(plan, records, overrides, console)
+    leave_results(plan, records, overrides, console)
     sys.exit(_report_failures(plan, records, console))
 
 

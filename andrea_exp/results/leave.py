@@ -11,7 +11,7 @@ from andrea_exp.results.table import ablation_table
 from andrea_exp.sweep.plan import AD_HOC, Plan
 
 
-def write_report(plan: Plan, records: Path, overrides: Sequence[str], console: Console) -> Path:
+def leave_results(plan: Plan, records: Path, overrides: Sequence[str], console: Console) -> Path:
     """Prints the table, writes it in every format beside the figures and the page, and returns their folder."""
     words = [plan.name] if plan.name != AD_HOC else []
     words += [o for o in overrides if not o.startswith("sweeps=")] or ["seed=0"] * (not words)
