@@ -1,6 +1,7 @@
 """Resume: a run that was interrupted or killed ends bit for bit as one that was not."""
 
 import functools
+import itertools
 import json
 import os
 import random
@@ -296,7 +297,9 @@ def test_a_run_killed_at_random_moments_ends_bit_for_bit_the_same(tmp_path: Path
 
 @pytest.mark.slow
 def test_a_run_killed_at_50_random_moments_ends_bit_for_bit_the_same(tmp_path: Path, prepared: data.Prepared) -> None:
-    assert sum(kill_at_random(tmp_path / str(i), prepared, kills=17, seed=i) for i in range(4)) >= 50
+    # A fast machine ends a run before its last kill: as many runs as it takes.
+    runs = (kill_at_random(tmp_path / str(seed), prepared, kills=17, seed=seed) for seed in range(20))
+    assert any(kills >= 50 for kills in itertools.accumulate(runs))
 
 
 @pytest.mark.slow
