@@ -2,12 +2,15 @@
 
 import json
 import math
+import statistics
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from by_hand import RECORDS, plan, record, strict
 from conftest import andrea
+from scipy import stats
 
 from andrea_exp.errors import UserError
 from andrea_exp.facts import check_all
@@ -16,7 +19,17 @@ from andrea_exp.results import load_claims, plan_of
 from andrea_exp.results.claims import Claim, Judged, judge, judge_all, read_claims
 from andrea_exp.results.claims_view import render, row, rows, to_markdown
 from andrea_exp.results.load import read_runs
-from andrea_exp.results.verdicts import Finding, Verdict, between, combined, equal, fails, less, trains
+from andrea_exp.results.verdicts import (
+    Finding,
+    Verdict,
+    between,
+    combined,
+    equal,
+    fails,
+    less,
+    trains,
+    with_seeds_needed,
+)
 from andrea_exp.sweep.plan import Plan
 
 INF = math.inf
@@ -109,6 +122,39 @@ def test_training_is_the_opposite_of_failing():
     assert trains([False] * 3).verdict is Verdict.supported
     assert trains([True, True, False]).verdict is Verdict.contradicted
     assert trains([True] * 2).verdict is Verdict.inconclusive
+
+
+def first_n_by_scipy(gaps: list[float], sides: list[tuple[float, float]]) -> int:
+    """The first n whose interval of mean ± t(level) SD / sqrt(n) is narrower than a distance, by search."""
+    sd = np.std(gaps, ddof=1)
+    return next(
+        n
+        for n in range(3, 1001)
+        if any(distance > stats.t.ppf(level, n - 1) * sd / math.sqrt(n) for distance, level in sides)
+    )
+
+
+@pytest.mark.parametrize("n", [3, 4, 8])
+def test_the_seeds_that_an_undecided_rule_needs_are_those_of_the_t_test(n: int):
+    for gaps in draws(0.008, 0.03, n, trials=40):
+        mean = abs(statistics.fmean(gaps))
+        told = with_seeds_needed(partial(less, margin=0.02), gaps)
+        if told.verdict is Verdict.inconclusive:
+            assert told.seeds_needed == first_n_by_scipy(gaps, [(mean, 0.975), (0.02 - mean, 0.95)])
+        told = with_seeds_needed(partial(equal, margin=0.02), gaps)
+        if told.verdict is Verdict.inconclusive and abs(0.02 - mean) > 0.003:
+            assert told.seeds_needed == first_n_by_scipy(gaps, [(0.02 - mean, 0.95), (mean - 0.02, 0.975)])
+        told = with_seeds_needed(partial(between, least=0.0, most=1.0), gaps)
+        if told.verdict is Verdict.inconclusive and mean > 0.003:
+            assert told.seeds_needed == first_n_by_scipy(gaps, [(mean, 0.975)])
+
+
+def test_a_decided_rule_needs_no_seeds_and_an_effect_at_the_bound_has_none():
+    rule = partial(between, least=1.0, most=2.0)
+    assert with_seeds_needed(rule, [1.5, 1.6, 1.7]).seeds_needed is None
+    assert with_seeds_needed(rule, [0.9, 1.0, 1.1]) == between([0.9, 1.0, 1.1], 1.0, 2.0)
+    assert with_seeds_needed(rule, [1.1, 1.0]) == between([1.1, 1.0], 1.0, 2.0)
+    assert with_seeds_needed(partial(equal, margin=0.1), [INF, 0.0, 0.0]).seeds_needed is None
 
 
 def of(*verdicts: Verdict, p: float | None = None) -> list[Finding]:
@@ -254,6 +300,22 @@ def test_a_regime_without_runs_leaves_the_claim_undecided():
     assert (found.verdict, found.remarks) == (Verdict.inconclusive, ["runs in 1 of 2 regimes"])
     sides["left"]["model.n_layers"] = 2
     assert judged(planned, rule="fails", **sides).verdict is Verdict.supported
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_an_undecided_claim_says_what_it_would_take():
+    planned = tuned_plan()
+    for cell in planned.cells:
+        if cell.purpose == "report":
+            record(cell, 2.0 + (cell.arm == "post") * 0.1 * cell.config.seed)
+    sides: Any = {"left": {"arm": "post"}, "right": {"arm": "pre"}}
+    found = judged(planned, rule="equal", margin=0.01, **sides)
+    assert (found.verdict, found.main.seeds_needed) == (Verdict.inconclusive, 8)  # 0.1 - 0.0836 is above 0.01
+    assert found.remarks[-1] == "about 8 seeds would decide it, if effect and spread stay as they are"
+    for cell in planned.cells:
+        record(cell, "stuck")
+    stuck = judged(planned, rule="fails", **sides)
+    assert (stuck.verdict, stuck.remarks) == (Verdict.inconclusive, ["more seeds alone would not decide it"])
 
 
 @pytest.mark.usefixtures("empty_folder")

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from andrea_exp.results.layers import swap_ratio
 from andrea_exp.results.load import SUMMARY, Run, last_mlp_gradient, plan_of, read_runs
 from andrea_exp.results.stats import Signs, log_log_slopes, signs
 from andrea_exp.results.table import LEAST_RATES, LR
-from andrea_exp.results.verdicts import Finding, Verdict
+from andrea_exp.results.verdicts import Finding, Verdict, with_seeds_needed
 from andrea_exp.sweep.plan import Plan, Values, column_title
 
 DATA = Path(__file__).with_suffix(".yaml")
@@ -129,9 +129,20 @@ def judge(claim: Claim, plan: Plan, records: Path, runs: Sequence[Run]) -> Judge
         verdict = Verdict.depends
     if verdict is not Verdict.missing and any(remark in BLOCKING for remark, _ in remarks):
         verdict = Verdict.inconclusive
+    elif verdict is Verdict.inconclusive:
+        remarks.append(("seeds", _what_it_takes(regimes)))
     used = [run for side in (left, right) for found in side.values() for run in found if run.status.finished]
     told = [text for _, text in remarks] if verdict is not Verdict.missing else []
     return Judged(claim, verdict, regimes, told, list(dict.fromkeys(run.cell.signature for run in used)))
+
+
+def _what_it_takes(regimes: Sequence[Regime]) -> str:
+    """To decide a claim that nothing but its numbers leaves undecided."""
+    needs = [r.finding.seeds_needed for r in regimes if r.finding.verdict is Verdict.inconclusive]
+    known = [n for n in needs if n is not None]
+    if not known or len(known) < len(needs):
+        return "more seeds alone would not decide it"
+    return f"about {max(known)} seeds would decide it, if effect and spread stay as they are"
 
 
 def _signs(claim: Claim, runs: Sequence[Run]) -> Signs:
@@ -194,8 +205,8 @@ def _by_rule(claim: Claim, left: Sequence[Run], right: Sequence[Run], records: P
     if claim.rule == "between":
         return _between(claim, left, records)
     assert claim.margin is not None
-    rule = verdicts.less if claim.rule == "less" else verdicts.equal
-    return rule(gaps(left, right, claim.metric), claim.margin)
+    rule = partial(verdicts.less if claim.rule == "less" else verdicts.equal, margin=claim.margin)
+    return with_seeds_needed(rule, gaps(left, right, claim.metric))
 
 
 def _diverged(runs: Sequence[Run], kind: str | None) -> list[bool]:
@@ -212,11 +223,12 @@ def _between(claim: Claim, runs: Sequence[Run], records: Path) -> Finding:
     ended = [(run, measure(run, records)) for run in runs if run.status.finished]
     above_0 = [(run, value) for run, value in ended if value is not None and value > 0]
     if claim.slope_over:
-        return verdicts.between(log_log_slopes(_curves(above_0, claim.slope_over)), least, most)
-    logs = [math.log(value) for _, value in above_0]
-    found = verdicts.between(logs, math.log(least) if least > 0 else -math.inf, math.log(most))
+        slopes = log_log_slopes(_curves(above_0, claim.slope_over))
+        return with_seeds_needed(partial(verdicts.between, least=least, most=most), slopes)
+    rule = partial(verdicts.between, least=math.log(least) if least > 0 else -math.inf, most=math.log(most))
+    found = with_seeds_needed(rule, [math.log(value) for _, value in above_0])
     effect, low, high = (None if v is None else math.exp(v) for v in (found.effect, found.low, found.high))
-    return Finding(found.verdict, effect, low, high, found.n)
+    return replace(found, effect=effect, low=low, high=high)
 
 
 def _curves(values: Sequence[tuple[Run, float]], key: str) -> Iterable[list[tuple[float, float]]]:

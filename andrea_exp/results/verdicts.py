@@ -5,7 +5,8 @@ A rule looks at one regime (one learning rate, depth, budget, ...); `combined` j
 
 import math
 import statistics
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -31,6 +32,7 @@ class Finding:
     high: float | None = None
     n: int = 0
     p: float | None = None  # of no effect, where the rule tests for one
+    seeds_needed: int | None = None  # where more seeds would decide
 
 
 def _found(gaps: Sequence[float], verdict: Verdict) -> Finding:
@@ -104,6 +106,29 @@ def trains(left: Sequence[bool]) -> Finding:
     found = fails(left)
     swap = {Verdict.supported: Verdict.contradicted, Verdict.contradicted: Verdict.supported}
     return replace(found, verdict=swap.get(found.verdict, found.verdict))
+
+
+MOST_SEEDS = 1000
+
+
+def with_seeds_needed(rule: Callable[[Sequence[float]], Finding], values: Sequence[float]) -> Finding:
+    """What a rule says of values, and where it is undecided at how many seeds it would not be.
+
+    That number supposes that mean and SD stay as they are, so it is as likely too small as too large. None where values
+    are too few or not finite, or where not even `MOST_SEEDS` would do: then the effect lies at the bound itself.
+    """
+    found = rule(values)
+    if found.verdict is not Verdict.inconclusive or found.low is None:
+        return found
+    sizes = range(len(values) + 1, MOST_SEEDS + 1)
+    place = bisect_left(sizes, True, key=lambda n: rule(_alike(values, n)).verdict is not Verdict.inconclusive)
+    return replace(found, seeds_needed=sizes[place] if place < len(sizes) else None)
+
+
+def _alike(values: Sequence[float], n: int) -> list[float]:
+    """`n` values of the same mean and SD."""
+    mean, apart = statistics.fmean(values), statistics.stdev(values) * math.sqrt((n - 1) / (n - n % 2))
+    return [mean - apart, mean + apart] * (n // 2) + [mean] * (n % 2)
 
 
 def combined(regimes: Sequence[Finding], every: bool = False) -> Verdict:
