@@ -297,9 +297,60 @@ def test_a_regime_without_runs_leaves_the_claim_undecided():
             record(cell, "stuck" if cell.arm == "post" else 2.0)
     sides: Any = {"left": {"arm": "post"}, "right": {"arm": "pre"}}
     found = judged(planned, rule="fails", **sides)
-    assert (found.verdict, found.remarks) == (Verdict.inconclusive, ["runs in 1 of 2 regimes"])
-    sides["left"]["model.n_layers"] = 2
+    assert (found.verdict, found.remarks) == (Verdict.inconclusive, ["6 of 12 runs have ended"])
+    sides["left"]["model.n_layers"] = sides["right"]["model.n_layers"] = 2
     assert judged(planned, rule="fails", **sides).verdict is Verdict.supported
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_the_seeds_that_came_first_decide_nothing():
+    planned = tuned_plan()
+    sides: Any = {"left": {"arm": "pre"}, "right": {"arm": "post"}}
+    reported = [c for c in planned.cells if c.purpose == "report" and c.arm != "none"]
+    for cell in reported:
+        record(cell, 2.0 + (cell.arm == "post"))
+    assert judged(planned, rule="less", margin=0.01, **sides).verdict is Verdict.supported
+    record(reported[-1], "failed")
+    found = judged(planned, rule="less", margin=0.01, **sides)
+    assert (found.verdict, found.remarks[0]) == (Verdict.inconclusive, "5 of 6 runs have ended")
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_an_arm_that_waits_for_its_tuning_is_an_open_regime():
+    for cell in plan(ARMS, **TUNE).cells:
+        if cell.arm != "none":
+            record(cell, 2.0 if cell.tuned["optim.lr"] == 0.04 else 3.0)
+    planned = plan(ARMS, **TUNE)
+    for cell in planned.cells:
+        if cell.purpose == "report":
+            record(cell, 2.0)
+    fields: Any = {"rule": "equal", "right": {"arm": "pre"}, "margin": 0.01}
+    assert judged(planned, left={"arm": ["post"]}, **fields).verdict is Verdict.supported
+    found = judged(planned, left={"arm": ["post", "none"]}, **fields)
+    assert (found.verdict, found.remarks[0]) == (Verdict.inconclusive, "6 of 9 runs have ended")
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_runs_without_a_number_leave_a_mean_undecided():
+    planned = plan(ARMS)
+    for cell in planned.cells:
+        record(cell, 2.0, **{"grad_norm/first_block": 1.01 + 0.001 * cell.config.seed, "grad_norm/last_block": 1.0})
+    fields: Any = {"rule": "between", "left": {"arm": "post"}, "metric": "first_over_last_block", "bounds": [1, INF]}
+    assert judged(planned, **fields).verdict is Verdict.supported
+    (vanished,) = [c for c in planned.cells if c.arm == "post" and c.config.seed == 2]
+    record(vanished, 2.0, **{"grad_norm/first_block": 0.0, "grad_norm/last_block": 1.0})
+    found = judged(planned, **fields)
+    assert (found.verdict, found.main.n) == (Verdict.inconclusive, 2)
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_a_side_that_diverged_in_some_seeds_does_not_win_by_the_others():
+    planned = plan(ARMS, repeat={"seed": [0, 1, 2, 3, 4, 5]})
+    for cell in planned.cells:
+        record(cell, "stuck" if cell.arm == "post" or cell.config.seed < 3 else 2.0)
+    fields: Any = {"left": {"arm": "pre"}, "right": {"arm": "post"}, "margin": 0.01}
+    assert judged(planned, rule="less", **fields).verdict is Verdict.inconclusive
+    assert judged(planned, rule="equal", **fields).verdict is Verdict.inconclusive
 
 
 @pytest.mark.usefixtures("empty_folder")
@@ -404,6 +455,9 @@ def test_a_claim_about_what_its_sweep_lacks_is_refused(fields: dict[str, Any], m
         ("rule: less\n  right: {arm: a}", "needs margin"),
         ("rule: between", "needs bounds"),
         ("rule: trains\n  metric: val_los", "did you mean val_loss"),
+        ("rule: less\n  right: {arm: a}\n  margin: 0.1\n  metric: branch_ratio", "unknown to rule less"),
+        ("rule: fails\n  left: {arm: a}\n  right: {arm: [b, c]}", "left may name several arms, right one"),
+        ("rule: fails\n  left: {arm: a, seed: 0}\n  right: {arm: b}", "name different fields"),
     ],
 )
 def test_a_claim_that_no_rule_could_judge_is_refused(entry: str, message: str, tmp_path: Any):

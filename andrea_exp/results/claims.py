@@ -1,7 +1,7 @@
 """The source texts' claims against whatever runs there are: data in claims.yaml, rules in verdicts.py."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -16,13 +16,12 @@ from andrea_exp.results.contrast import gaps
 from andrea_exp.results.fairness import fairness
 from andrea_exp.results.layers import swap_ratio
 from andrea_exp.results.load import SUMMARY, Run, last_mlp_gradient, plan_of, read_runs
-from andrea_exp.results.stats import Signs, log_log_slopes, signs
+from andrea_exp.results.stats import LEAST_PAIRS, Signs, log_log_slopes, signs
 from andrea_exp.results.table import LEAST_RATES, LR
 from andrea_exp.results.verdicts import Finding, Verdict, with_seeds_needed
 from andrea_exp.sweep.plan import Plan, Values, column_title
 
 DATA = Path(__file__).with_suffix(".yaml")
-RULES = ("less", "equal", "fails", "trains", "between")
 OF_LOSS = ("less", "equal")  # rules that compare tuned models
 OF_DIVERGENCE = ("fails", "trains")  # rules whose effect is a share of seeds
 EVERY = ("equal", "trains", "between")  # claims about all regimes
@@ -88,8 +87,14 @@ def _check(claim: Claim) -> None:
     for name in needs[claim.rule].split():
         if not getattr(claim, name):
             raise UserError(f"claim {claim.id}: rule {claim.rule} needs {name}")
-    if claim.metric not in METRICS:
-        raise UserError(f"claim {claim.id}: metric={claim.metric}: unknown; {did_you_mean(claim.metric, METRICS)}")
+    known = SUMMARY if claim.rule in OF_LOSS else METRICS
+    if claim.metric not in known:
+        near = did_you_mean(claim.metric, known)
+        raise UserError(f"claim {claim.id}: metric={claim.metric}: unknown to rule {claim.rule}; {near}")
+    if claim.right and set(claim.left) != set(claim.right):
+        raise UserError(f"claim {claim.id}: left and right name different fields: {[*claim.left]}, {[*claim.right]}")
+    if isinstance(claim.right.get("arm"), list):
+        raise UserError(f"claim {claim.id}: right: arm={claim.right['arm']}: left may name several arms, right one")
 
 
 def judge_all(overrides: Sequence[str] = (), claims: Sequence[Claim] | None = None) -> list[Judged]:
@@ -112,7 +117,8 @@ def judge(claim: Claim, plan: Plan, records: Path, runs: Sequence[Run]) -> Judge
     """One claim against a sweep's runs. Raises UserError where the sweep has no such arm or column."""
     for side in (claim.left, claim.right):
         _check_side(claim, side, plan)
-    reported = [run for run in runs if run.cell.purpose == "report"]
+    untuned = [Run(cell, Status.missing, {}) for cell in plan.guesses]  # their regimes are open too
+    reported = [*(run for run in runs if run.cell.purpose == "report"), *untuned]
     left = _by_regime(claim, claim.left, reported)
     right = _by_regime(claim, claim.right, reported)
     regimes = [
@@ -121,8 +127,10 @@ def judge(claim: Claim, plan: Plan, records: Path, runs: Sequence[Run]) -> Judge
     ]
     verdict = verdicts.combined([r.finding for r in regimes], every=claim.rule in EVERY)
     remarks, tried = _remarks(claim, plan, runs), _signs(claim, runs)
-    if unseen := sum(r.finding.verdict is Verdict.missing for r in regimes):
-        remarks.append(("regimes", f"runs in {len(regimes) - unseen} of {len(regimes)} regimes"))
+    asked = [run for side in (left, right) for found in side.values() for run in found]
+    ended = [run for run in asked if run.status.finished]
+    if len(ended) < len(asked):
+        remarks.append(("runs", f"{len(ended)} of {len(asked)} runs have ended"))
     if tried.cells:
         remarks.append(("signs", f"left below right in {tried.below}/{tried.cells} of the settings tried"))
     if verdict is not Verdict.missing and tried.flips:
@@ -130,19 +138,21 @@ def judge(claim: Claim, plan: Plan, records: Path, runs: Sequence[Run]) -> Judge
     if verdict is not Verdict.missing and any(remark in BLOCKING for remark, _ in remarks):
         verdict = Verdict.inconclusive
     elif verdict is Verdict.inconclusive:
-        remarks.append(("seeds", _what_it_takes(regimes)))
-    used = [run for side in (left, right) for found in side.values() for run in found if run.status.finished]
+        remarks += [("seeds", told) for told in _what_it_takes(claim, regimes)]
     told = [text for _, text in remarks] if verdict is not Verdict.missing else []
-    return Judged(claim, verdict, regimes, told, list(dict.fromkeys(run.cell.signature for run in used)))
+    return Judged(claim, verdict, regimes, told, list(dict.fromkeys(run.cell.signature for run in ended)))
 
 
-def _what_it_takes(regimes: Sequence[Regime]) -> str:
-    """To decide a claim that nothing but its numbers leaves undecided."""
-    needs = [r.finding.seeds_needed for r in regimes if r.finding.verdict is Verdict.inconclusive]
-    known = [n for n in needs if n is not None]
-    if not known or len(known) < len(needs):
-        return "more seeds alone would not decide it"
-    return f"about {max(known)} seeds would decide it, if effect and spread stay as they are"
+def _what_it_takes(claim: Claim, regimes: Sequence[Regime]) -> Iterator[str]:
+    """To decide a claim that nothing but its numbers leaves undecided: all of its regimes, or one where one does."""
+    undecided = [r.finding for r in regimes if r.finding.verdict is Verdict.inconclusive]
+    needs = [found.seeds_needed or math.inf for found in undecided]
+    if any(found.n < LEAST_PAIRS for found in undecided):
+        yield f"a verdict takes {LEAST_PAIRS} seeds or more"
+    elif undecided and math.isinf(n := max(needs) if claim.rule in EVERY else min(needs)):
+        yield "more seeds alone would not decide it"
+    elif undecided:
+        yield f"about {n} seeds would decide it, if effect and spread stay as they are"
 
 
 def _signs(claim: Claim, runs: Sequence[Run]) -> Signs:
@@ -218,10 +228,15 @@ def _diverged(runs: Sequence[Run], kind: str | None) -> list[bool]:
 
 
 def _between(claim: Claim, runs: Sequence[Run], records: Path) -> Finding:
-    """Ratios and norms span decades: their interval is that of the logarithm."""
+    """Ratios and norms span decades: their interval is that of the logarithm.
+
+    Undecided where a run has no such number: those that have one are the ones that went well.
+    """
     measure, (least, most) = METRICS[claim.metric], claim.bounds
     ended = [(run, measure(run, records)) for run in runs if run.status.finished]
     above_0 = [(run, value) for run, value in ended if value is not None and value > 0]
+    if len(above_0) < len(ended):
+        return Finding(Verdict.inconclusive, n=len(above_0))
     if claim.slope_over:
         slopes = log_log_slopes(_curves(above_0, claim.slope_over))
         return with_seeds_needed(partial(verdicts.between, least=least, most=most), slopes)
@@ -239,8 +254,8 @@ def _curves(values: Sequence[tuple[Run, float]], key: str) -> Iterable[list[tupl
     return by_seed.values()
 
 
-# A sweep that has not gone through every regime decides nothing; the others are the protocol's for tuned models.
-BLOCKING = ("regimes", "rates", "edge")
+# Half a sweep decides nothing: the seeds that came first would. The others are the protocol's for tuned models.
+BLOCKING = ("runs", "rates", "edge")
 
 
 def _remarks(claim: Claim, plan: Plan, runs: Sequence[Run]) -> list[tuple[str, str]]:

@@ -25,7 +25,7 @@ def row(judged: Judged) -> dict[str, Any]:
         "effect": main.effect,
         "ci_low": main.low,
         "ci_high": main.high,
-        "n": main.n or sum(r.finding.n for r in judged.regimes),
+        "n": min((r.finding.n for r in judged.regimes), default=0),  # seeds; the same ones in each regime
         "regimes": [{"where": r.where, **asdict(r.finding)} for r in judged.regimes],
         "remarks": judged.remarks,
         "runs": judged.signatures,

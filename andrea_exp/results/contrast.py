@@ -39,11 +39,11 @@ def by_place(runs: Iterable[Run], tuned: bool) -> dict[Place, list[Run]]:
 def gaps(left: Sequence[Run], right: Sequence[Run], metric: str) -> list[float]:
     """left - right for each seed that has ended on both sides.
 
-    +inf where the left one alone diverged, -inf where the right one alone did; a pair of two diverged runs has no gap.
+    +inf where the left one alone diverged, -inf where the right one alone did, nan where both did.
     """
     others = {repr(run.cell.repeat): _score(run, metric) for run in right}
     pairs = [(_score(run, metric), others.get(repr(run.cell.repeat))) for run in left]
-    return [a - b for a, b in pairs if a is not None and b is not None and math.isfinite(min(a, b))]
+    return [a - b for a, b in pairs if a is not None and b is not None]
 
 
 def _score(run: Run, metric: str) -> float | None:

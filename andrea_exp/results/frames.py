@@ -34,7 +34,7 @@ def load_claims(name: str | None = None, overrides: Sequence[str] = ()) -> pd.Da
     """The claims that a sweep is to decide, of all sweeps without a name, and their verdicts: one row a claim.
 
     Index: the claim's name. Columns: claim, sweep, verdict, effect, ci_low, ci_high (95%; missing where a claim has
-    several regimes), n, remarks.
+    several regimes), n (seeds in each regime), remarks.
     """
     asked = [claim for claim in read_claims() if name in (None, claim.sweep)]
     rows = [{**row, "remarks": "; ".join(row["remarks"])} for row in map(claim_row, judge_all(overrides, asked))]

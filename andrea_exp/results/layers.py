@@ -43,20 +43,21 @@ def swap_ratio(run: Run, records: Path) -> float | None:
     1 where blocks are interchangeable. The median, so that the first block, which alone reads an embedding, does not
     decide for all. Its logarithm is in nats.
     """
-    swaps = _known(run, records, "swap")
+    swaps = _all(run, records, "swap")
     return math.exp(statistics.median(swaps)) if swaps else None
 
 
 def skip_spread(run: Run, records: Path) -> float | None:
     """What the most important block is worth over what the median one is; None where that is worth nothing."""
-    skips = _known(run, records, "skip")
+    skips = _all(run, records, "skip")
     middle = statistics.median(skips) if skips else 0.0
     return max(skips) / middle if middle > LEAST_LOSS else None
 
 
-def _known(run: Run, records: Path, measure: str) -> list[float]:
-    found = measured(run, records)
-    return [v for v in found[measure] if v is not None] if found else []
+def _all(run: Run, records: Path, measure: str) -> list[float]:
+    """One number a block, or a pair of neighbours; none at all where one of them is not finite."""
+    found = (measured(run, records) or {}).get(measure, [])[: -1 if measure == "swap" else None]
+    return [v for v in found if v is not None] if None not in found else []
 
 
 def layers_frame(plan: Plan, records: Path) -> "pd.DataFrame":
@@ -109,7 +110,8 @@ def to_rich(plan: Plan, records: Path) -> Table:
         skips, swaps = ([v for v in row[k] if v is not None] for k in ("skip", "swap"))
         skipped = ["", "", ""]
         if skips:
-            skipped = [f"{statistics.median(skips):+.3f}", f"{max(skips):+.3f}", str(row["skip"].index(max(skips)))]
+            which = str(row["skip"].index(max(skips)) + 1)  # blocks count from 1, as in the figure
+            skipped = [f"{statistics.median(skips):+.3f}", f"{max(skips):+.3f}", which]
         spread = "" if row["skip_spread"] is None else f"{row['skip_spread']:.1f}"
         swap = [f"{statistics.median(swaps):+.4f}", f"x{row['swap_ratio']:.3f}"] if swaps else ["", ""]
         table.add_row(row["label"], *skipped, spread, *swap)

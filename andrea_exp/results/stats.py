@@ -141,24 +141,26 @@ class Signs:
 
 
 def signs(regimes: Sequence[Sequence[float]]) -> Signs:
-    """The signs of each regime's gaps. +inf is a pair whose first run alone diverged, -inf its second alone.
+    """The signs of each regime's gaps. +inf is a pair whose first run alone diverged, -inf its second alone, nan both.
 
     A regime without gaps, or whose gaps are 0, has no sign and is not counted.
     """
     adjusted = holm([paired_p(gaps) for gaps in regimes])
     found = [(direction(gaps), p, gaps) for gaps, p in zip(regimes, adjusted, strict=True)]
-    clear = [way for way, p, gaps in found if (p is not None and p < ALPHA) or _one_side_always_diverged(gaps)]
+    clear = [way for way, p, gaps in found if (p is not None and p < ALPHA) or one_side_always_diverged(gaps)]
     ways = [way for way, _, _ in found]
     return Signs(ways.count(-1), ways.count(1), clear.count(-1), clear.count(1))
 
 
 def direction(gaps: Sequence[float]) -> int:
-    """-1, 0 or 1: the sign of the mean gap, of the median where runs diverged."""
-    if not gaps:
+    """-1, 0 or 1: the sign of the mean gap, of the median where runs diverged; pairs of two diverged runs have none."""
+    known = [gap for gap in gaps if not math.isnan(gap)]
+    if not known:
         return 0
-    middle = statistics.fmean(gaps) if all(map(math.isfinite, gaps)) else statistics.median(gaps)
+    middle = statistics.fmean(known) if all(map(math.isfinite, known)) else statistics.median(known)
     return (middle > 0) - (middle < 0)  # a median between -inf and inf is no number, and has no sign
 
 
-def _one_side_always_diverged(gaps: Sequence[float]) -> bool:
+def one_side_always_diverged(gaps: Sequence[float]) -> bool:
+    """Whether it diverged in each of enough pairs, and the other in none."""
     return len(gaps) >= LEAST_PAIRS and len(set(gaps)) == 1 and math.isinf(gaps[0])

@@ -10,7 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from andrea_exp.results.stats import ALPHA, LEAST_PAIRS, direction, equivalence_p, holm, paired_interval, paired_p
+from andrea_exp.results.stats import (
+    ALPHA,
+    LEAST_PAIRS,
+    direction,
+    equivalence_p,
+    holm,
+    one_side_always_diverged,
+    paired_interval,
+    paired_p,
+)
 
 
 class Verdict(StrEnum):
@@ -41,17 +50,15 @@ def _found(gaps: Sequence[float], verdict: Verdict) -> Finding:
     return Finding(verdict, effect, *paired_interval(gaps), len(gaps), paired_p(gaps))
 
 
-def _all_diverged(gaps: Sequence[float]) -> bool:
-    """Whether one side diverged in each of enough pairs, and the other in none."""
-    return len(gaps) >= LEAST_PAIRS and len(set(gaps)) == 1 and math.isinf(gaps[0])
-
-
 def less(gaps: Sequence[float], margin: float) -> Finding:
-    """The claim that left is below right. `gaps` are left - right, infinite where one side alone diverged."""
+    """The claim that left is below right.
+
+    `gaps` are left - right, infinite where one side alone diverged, nan where both did.
+    """
     if not gaps:
         return Finding(Verdict.missing)
     by_sign = {-1: Verdict.supported, 1: Verdict.contradicted, 0: Verdict.inconclusive}[direction(gaps)]
-    if _all_diverged(gaps):
+    if one_side_always_diverged(gaps):
         return _found(gaps, by_sign)
     if _below_alpha(equivalence_p(gaps, margin)):
         return _found(gaps, Verdict.equal)
@@ -66,7 +73,7 @@ def equal(gaps: Sequence[float], margin: float) -> Finding:
     if _below_alpha(equivalence_p(gaps, margin)):
         return replace(found, verdict=Verdict.supported)
     outside = found.low is not None and found.high is not None and (found.low > margin or found.high < -margin)
-    return replace(found, verdict=Verdict.contradicted) if outside or _all_diverged(gaps) else found
+    return replace(found, verdict=Verdict.contradicted) if outside or one_side_always_diverged(gaps) else found
 
 
 def between(values: Sequence[float], least: float, most: float) -> Finding:
