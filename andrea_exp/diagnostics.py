@@ -137,21 +137,40 @@ def tapped(model: GPT) -> Iterator[Taps]:
             handle.remove()
 
 
+def scaled(x: Tensor, dim: int | tuple[()]) -> tuple[Tensor, Tensor]:
+    """`x` over the power of two that brings its largest value along `dim` (all: ()) to between 1 and 2; that power.
+
+    Bits stay as they are, and no square overflows or vanishes: streams reach 1e-20 and 1e30 where norms are left out.
+    """
+    wide = x if x.dtype is torch.float64 else x.float()
+    largest = wide.double().abs().amax(dim, keepdim=True)
+    power = largest / (2 * torch.frexp(largest).mantissa)
+    power = torch.where(power > 0, power, 1.0)  # zeros, and what is not finite, stay
+    return (wide.double() / power).to(wide.dtype), power
+
+
 def rms(x: Tensor) -> Tensor:
-    return x.float().square().mean().sqrt()
+    small, power = scaled(x, ())
+    return (small.square().mean().sqrt() * power.reshape(())).to(small.dtype)
+
+
+def _norm(x: Tensor) -> Tensor:
+    small, power = scaled(x, ())
+    return (small.norm() * power.reshape(())).to(small.dtype)
 
 
 def _stream_metrics(name: str, stream: Tensor, gradient: Tensor) -> Metrics:
-    x = stream.float()
+    x, _ = scaled(stream, -1)
     T = x.shape[-2]
     unit = nn.functional.normalize(x, dim=-1)
-    pair_sum = unit.sum(-2).square().sum(-1) - T  # over ordered pairs of different tokens
+    tokens = (x != 0).any(-1).sum(-1)  # one that is 0 has no direction, and is alike to none
+    pair_sum = unit.sum(-2).square().sum(-1) - tokens  # over ordered pairs of different tokens
     return {
-        f"stream/rms/{name}": rms(x).item(),
-        f"stream/grad_norm/{name}": gradient.float().norm().item(),
+        f"stream/rms/{name}": rms(stream).item(),
+        f"stream/grad_norm/{name}": _norm(gradient).item(),
         f"stream/token_cosine/{name}": (pair_sum / max(1, T * (T - 1))).mean().item(),
         f"stream/kurtosis/{name}": (x.pow(4).mean(-1) / x.square().mean(-1).square()).mean().item(),
-        f"stream/max_abs/{name}": x.abs().max().item(),
+        f"stream/max_abs/{name}": stream.float().abs().max().item(),
     }
 
 

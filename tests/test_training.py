@@ -17,7 +17,7 @@ from torch import Tensor
 from andrea_exp import data, record
 from andrea_exp.config import NormPlacement, OptimConfig, RunConfig
 from andrea_exp.data.batches import train_batch, val_batch
-from andrea_exp.diagnostics import block_name, diagnose
+from andrea_exp.diagnostics import _stream_metrics, block_name, diagnose
 from andrea_exp.lit import LitGPT
 from andrea_exp.model import GPT
 from andrea_exp.run import spikes, summarise, train
@@ -425,6 +425,36 @@ def test_stream_and_branch_metrics(placement: NormPlacement) -> None:
             assert found[f"stream/kurtosis/{name}"] == pytest.approx(kurtosis(stream), rel=1e-5)
             assert found[f"stream/max_abs/{name}"] == pytest.approx(stream.abs().max().item(), rel=1e-5)
     assert found["stream/rms/final"] == pytest.approx(rms(expected.last), rel=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-13, 1.0, 1e19, 1e30])
+def test_streams_far_from_1_are_measured_like_others(scale: float) -> None:
+    """Squares of float32 overflow from 1e19 on, and vanish below 1e-23."""
+    torch.manual_seed(0)
+    each = torch.randn(2, 5, 8) * torch.tensor([1.0, 1e-6, 3.0, 1e3, 1e-3])[:, None]  # tokens of unlike sizes
+    stream, gradient = each * scale, 7 * each.flip(1) * scale
+    found = _stream_metrics("x", stream, gradient)
+    exact = stream.double()
+    assert found["stream/rms/x"] == pytest.approx(rms(exact), rel=1e-5)
+    assert found["stream/grad_norm/x"] == pytest.approx(gradient.double().norm().item(), rel=1e-5)
+    assert found["stream/token_cosine/x"] == pytest.approx(mean_cosine(exact), abs=1e-5)
+    assert found["stream/kurtosis/x"] == pytest.approx(kurtosis(exact), rel=1e-5)
+    assert found["stream/max_abs/x"] == pytest.approx(exact.abs().max().item(), rel=1e-5)
+    if scale == 1:  # to the last bit what the plain formulas give
+        assert found["stream/rms/x"] == stream.square().mean().sqrt().item()
+        assert found["stream/grad_norm/x"] == gradient.norm().item()
+        assert found["stream/kurtosis/x"] == (stream.pow(4).mean(-1) / stream.square().mean(-1) ** 2).mean().item()
+
+
+def test_a_token_of_zeros_is_alike_to_none_and_what_is_not_finite_stays_so() -> None:
+    stream = torch.ones(1, 3, 4)
+    stream[0, 1] = 0
+    assert _stream_metrics("x", stream, stream)["stream/token_cosine/x"] == pytest.approx(1 / 3)
+    zeros = _stream_metrics("x", torch.zeros(1, 3, 4), torch.zeros(1, 3, 4))
+    assert (zeros["stream/rms/x"], zeros["stream/grad_norm/x"], zeros["stream/token_cosine/x"]) == (0, 0, 0)
+    for odd in (math.nan, math.inf):
+        stream[0, 2, 0] = odd
+        assert not math.isfinite(_stream_metrics("x", stream, stream)["stream/rms/x"])
 
 
 @both_placements
