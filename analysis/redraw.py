@@ -3,6 +3,7 @@
 `make results` runs it. The same records and versions give the same bytes, so `git status` tells what differs.
 """
 
+import shutil
 from pathlib import Path
 
 import nbformat
@@ -22,8 +23,9 @@ IN_README = {"demo": ["grad_norm"], "init_depth": ["last_mlp_gradient"], "warmup
 
 
 def main() -> None:
-    new, there = unpack(HERE / "data", RECORDS)
-    print(f"{new + there} runs in {RECORDS}", flush=True)
+    shutil.rmtree(RECORDS, ignore_errors=True)  # nothing from elsewhere, nothing half unpacked
+    new, _ = unpack(HERE / "data", RECORDS)
+    print(f"{new} runs in {RECORDS}", flush=True)
     names = sorted(path.name.split(".")[0] for path in (HERE / "data").glob("*.runs.parquet"))
     for name in names:
         print(f"table: {name}", flush=True)

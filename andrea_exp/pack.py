@@ -32,7 +32,8 @@ VALUE = ("metric", "signature", "step", "value")
 def pack(plan: Plan, records: Path, folder: Path) -> tuple[list[Path], int]:
     """Writes a plan's ended runs into `folder`; returns the files, and how many planned runs have not ended.
 
-    The same records give the same bytes.
+    The same records give the same bytes. Raises UserError where nothing has ended, and where files that are there hold
+    runs that would be lost.
     """
     signatures = sorted({cell.signature for cell in plan.cells})
     ended = [sig for sig in signatures if status(run_folder(records, sig)).finished]
@@ -40,6 +41,12 @@ def pack(plan: Plan, records: Path, folder: Path) -> tuple[list[Path], int]:
         raise UserError(f"{plan.name}: no finished runs in {records}/; run: andrea-exp sweep {plan.name}")
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{plan.name}.{part}.parquet" for part in ("runs", "metrics")]
+    kept = _read(paths[0])["signature"].to_pylist() if paths[0].exists() else []
+    if lost := len(set(kept) - set(ended)):
+        raise UserError(
+            f"{paths[0]} holds {lost} runs that would be lost, since they are not among the {len(ended)} to pack; "
+            f"choose another folder, or first put them into {records}/: andrea-exp unpack {paths[0]}"
+        )
     documents = [_documents(run_folder(records, sig)) for sig in ended]
     _write(paths[0], {name: [of[name] for of in documents] for name in ("signature", *DOCUMENTS)})
     # Sorted, so that like stands beside like.
@@ -81,19 +88,20 @@ def _write(path: Path, columns: dict[str, Sequence[Any]]) -> None:
 def unpack(packed: Path, records: Path) -> tuple[int, int]:
     """Writes packed runs into a records folder; returns how many were new, and how many were there already.
 
-    `packed` is a folder of packed sweeps or one `NAME.runs.parquet`. Raises UserError where it is neither, and for a
-    run that is not what its signature says.
+    `packed` is a folder of packed sweeps or one `NAME.runs.parquet`. A run that has not ended is replaced by one that
+    has, unless it is under way; one that has ended gains what it lacks. Raises UserError where `packed` is neither, and
+    for a run that is not what its signature says.
     """
     new = there = 0
     for path in _packed(packed):
         metrics = _metrics(path.with_name(path.name.replace(".runs.", ".metrics.")))
         for run in _read(path).to_pylist():
             folder = run_folder(records, run["signature"])
-            if status(folder) is not Status.missing:
-                there += 1
-                continue
-            _restore(folder, path, run, metrics.get(run["signature"], []))
-            new += 1
+            stands = status(folder)
+            if stands not in (Status.running, Status.queued):
+                _restore(folder, path, run, metrics.get(run["signature"], []), only_missing=stands.finished)
+            there += (kept := stands.finished or stands in (Status.running, Status.queued))
+            new += not kept
     return new, there
 
 
@@ -121,11 +129,14 @@ def _metrics(path: Path) -> dict[str, list[Row]]:
     return {sig: [rows[step] for step in sorted(rows)] for sig, rows in by_run.items()}
 
 
-def _restore(folder: Path, path: Path, run: dict[str, str], rows: Sequence[Row]) -> None:
+def _restore(folder: Path, path: Path, run: dict[str, str], rows: Sequence[Row], only_missing: bool) -> None:
     documents = {name: json.loads(run[name]) for name in DOCUMENTS if run.get(name)}
     if signature_of(documents.get("identity", {})) != folder.name:
         raise UserError(f"{path}: {folder.name} is not the run that its signature says")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))
+    logged = folder / "metrics.jsonl"
+    if not (only_missing and logged.exists()):
+        logged.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))
     for name, document in documents.items():
-        write_json(folder / f"{name}.json", document, durable=False)
+        if not (only_missing and (folder / f"{name}.json").exists()):
+            write_json(folder / f"{name}.json", document, durable=False)

@@ -11,9 +11,9 @@ from by_hand import RECORDS, plan, record, write_metrics
 from conftest import TINY, andrea
 
 from andrea_exp.errors import UserError
-from andrea_exp.pack import PLAIN, pack, unpack
-from andrea_exp.record import open_run, read_metrics
-from andrea_exp.results.figures import figures_of
+from andrea_exp.pack import DOCUMENTS, PLAIN, pack, unpack
+from andrea_exp.record import open_run, read_json, read_metrics, write_json
+from andrea_exp.results.figures import encoded, figures_of
 from andrea_exp.results.formats import to_json
 from andrea_exp.results.table import ablation_table
 from andrea_exp.sweep.plan import Cell, Plan
@@ -45,7 +45,10 @@ def test_a_table_and_its_figures_come_back():
     assert left_out == 0
     assert unpack(PACKED, ELSEWHERE) == (len(planned.cells), 0)
     assert to_json(ablation_table(planned, ELSEWHERE)) == to_json(ablation_table(planned, RECORDS))
-    assert figures_of(planned, ELSEWHERE).keys() == figures_of(planned, RECORDS).keys()
+    drawn, again = figures_of(planned, RECORDS), figures_of(planned, ELSEWHERE)
+    assert {name: encoded(figure, "svg") for name, figure in again.items()} == {
+        name: encoded(figure, "svg") for name, figure in drawn.items()
+    }
 
 
 @pytest.mark.parametrize("dies_at", [None, 4, 1])
@@ -75,6 +78,36 @@ def test_what_has_not_ended_is_left_out_and_what_is_there_stays():
     write_run(planned.cells[0], 3.0)
     assert unpack(PACKED, RECORDS) == (0, 1)
     assert json.loads((RECORDS / "runs" / planned.cells[0].signature / "summary.json").read_text())["val/loss"] == 3.0
+
+
+def test_what_was_half_unpacked_is_mended_and_what_came_later_is_added():
+    planned = recorded()
+    pack(planned, RECORDS, PACKED)
+    unpack(PACKED, ELSEWHERE)
+    half, failed, older = (ELSEWHERE / "runs" / cell.signature for cell in planned.cells[:3])
+    (half / "summary.json").unlink()
+    (half / "metrics.jsonl").write_text("")
+    write_json(failed / "summary.json", {"status": "failed", "reason": "by hand"})
+    write_json(RECORDS / "runs" / older.name / "layers.json", {"loss": 1.0})  # measured after it was published
+    pack(planned, RECORDS, PACKED)
+    assert unpack(PACKED, ELSEWHERE) == (2, len(planned.cells) - 2)
+    assert rows_of(planned, ELSEWHERE)[0]
+    for folder in (half, failed, older):
+        for name in DOCUMENTS:
+            assert read_json(folder / f"{name}.json") == read_json(RECORDS / "runs" / folder.name / f"{name}.json")
+
+
+def test_a_pack_that_would_lose_runs_is_refused():
+    planned = recorded()
+    (runs, _), _ = pack(planned, RECORDS, PACKED)
+    before = runs.read_bytes()
+    shutil.rmtree(RECORDS / "runs" / planned.cells[0].signature)
+    with pytest.raises(UserError, match="holds 1 runs that would be lost"):
+        pack(planned, RECORDS, PACKED)
+    assert runs.read_bytes() == before
+    unpack(PACKED, RECORDS)
+    pack(planned, RECORDS, PACKED)
+    assert runs.read_bytes() == before
 
 
 def test_a_run_under_another_signature_is_refused():
