@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from andrea_exp.config import BlockLayout, ModelConfig, Precision, as_dict
+from andrea_exp.config import BlockLayout, ModelConfig, Position, Precision, as_dict
 
 ADAM_STATES = 2  # first and second moment, float32
 FLOAT32 = 4
@@ -42,7 +42,8 @@ def _matrices(config: ModelConfig) -> tuple[int, int]:
 def about_parameters(config: ModelConfig) -> int:
     """Trainable values but for norms and biases, without building the model."""
     assert config.vocab_size is not None
-    tables = config.vocab_size * (1 if config.tied_head else 2) + config.seq_len
+    positions = config.seq_len if config.position is Position.learned else 0
+    tables = config.vocab_size * (1 if config.tied_head else 2) + positions
     return trunk_matrices(config) + config.d_model * tables
 
 

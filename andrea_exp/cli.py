@@ -1,8 +1,10 @@
 """One command, a few verbs: `andrea_exp/verbs/` has them."""
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from typing import NoReturn
 
 from andrea_exp.errors import UserError, of_the_machine, refuse_words
@@ -12,6 +14,9 @@ from andrea_exp.verbs import counting, runs, sweeps
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one verb; returns 0, 1 where a run failed or disagrees with its record, or 2 for bad input."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a sign shows another
     if words[:1] == ["train"]:  # all of its words are Hydra's
         from andrea_exp import train
 
@@ -48,6 +53,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser("andrea-exp", description="Experiment sweeps over the transformer block.")
+    parser.add_argument("--version", action="version", version=f"andrea-exp {metadata.version('andrea-exp')}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     verbs.add_parser("train", help="one run or a multirun: a Hydra app; see `andrea-exp train --help`")
     for group in (sweeps, runs, counting):

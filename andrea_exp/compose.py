@@ -126,6 +126,8 @@ def explain(error: BaseException, key: str | None = None) -> str:
             return f"{name.replace('/', '=', 1)}: there is none; {did_you_mean(name.split('/')[-1], link.options)}"
         if isinstance(link, (ConfigAttributeError, ConfigKeyError)):
             wrong = str(key or link.full_key or link.key)
+            if wrong == "sweeps":  # Hydra puts a file's fields below its folder's name, unless told otherwise
+                return "the sweep's file: its first line has to be `# @package _global_`, and then comes `sweep:`"
             return f"{wrong}: no such field; {did_you_mean(wrong, field_names())}"
     # OmegaConf raises a template first, and from it the message with the value and the place.
     told = [e for e in _chain(error) if isinstance(e, OmegaConfBaseException) and "$VALUE" not in str(e)]
@@ -140,7 +142,19 @@ def _bad_value(error: OmegaConfBaseException, where: str) -> str:
     if enum:
         wrong, valid = enum.groups()
         return f"{where}={wrong}: no such value; {did_you_mean(wrong, valid.split(', '))}"
-    return f"{where}: {str(error).strip().splitlines()[0]}"
+    told = str(error).strip().splitlines()[0]
+    if where == "sweep" or "is not a subclass of SweepConfig" in told:
+        return f"{where}: no field of a command line; a sweep is a file, sweeps=NAME"
+    return f"{where}: {next((text for sign, text in PLAINLY.items() if sign in told), told)}"
+
+
+# What OmegaConf says of a wrong kind of value, for readers who never heard of its types.
+PLAINLY = {
+    "missing mandatory value": "missing; a sweep needs it",
+    "incompatible with type hint 'typing.List": "wants a list of values, such as [1, 2]",
+    "incompatible with type hint 'typing.Dict": "wants fields and their values, such as {model.norm_type: rmsnorm}",
+    "not a subclass of Dict": "a list where names and their values belong, such as {rms: {model.norm_type: rmsnorm}}",
+}
 
 
 def _overridden(error: BaseException) -> str:

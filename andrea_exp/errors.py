@@ -11,7 +11,9 @@ class UserError(Exception):
 
 
 def of_the_machine(error: OSError) -> str | None:
-    """One line for an error that is no fault of the code: a disk that is full or read-only, a missing permission."""
+    """One line for an error that is no fault of the code: a disk that is full or read-only, a permission, a folder."""
+    if error.filename and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
+        return f"{error.filename}: {error.strerror}"
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE):
         return None
     where = f": {error.filename}" if error.filename else ""
@@ -21,7 +23,8 @@ def of_the_machine(error: OSError) -> str | None:
 def did_you_mean(wrong: object, valid: Iterable[str]) -> str:
     """A hint that names the nearest valid words, or all of them where none is near."""
     words = list(valid)
-    near = get_close_matches(str(wrong), words, n=3, cutoff=0.5)
+    fields = [word for word in words if word.endswith(f".{wrong}")]  # one that lacks its section
+    near = fields or get_close_matches(str(wrong), words, n=3, cutoff=0.5)
     if near:
         return f"did you mean {' or '.join(near)}?"
     return f"valid: {', '.join(words)}" if len(words) <= 20 else f"valid names include {', '.join(words[:20])}"

@@ -138,9 +138,9 @@ def find_run(records: Path, word: str) -> Path:
         raise UserError(f"{word}: {len(found)} runs in {records}/ begin so; give more of the signature")
     if runs / word in found or len(found) == 1:
         return runs / word if runs / word in found else found[0]
-    named = {link.name: link for link in sorted(records.glob("tensorboard/*/*"))}
-    if word in named:
-        return runs / named[word].readlink().parent.name
+    named = {link.name: runs / link.readlink().parent.name for link in sorted(records.glob("tensorboard/*/*"))}
+    if word in named and named[word].is_dir():  # it may have been forgotten
+        return named[word]
     names = [*named, *(p.name for p in runs.glob("*"))]
     raise UserError(f"{word}: no such run in {records}/; {did_you_mean(word, names)}")
 

@@ -7,7 +7,7 @@ import psutil
 import torch
 
 from andrea_exp import accounting, data
-from andrea_exp.config import ModelConfig, RunConfig
+from andrea_exp.config import Keep, ModelConfig, RunConfig
 from andrea_exp.config import Tokenizer as Kind
 from andrea_exp.data.tokenizer import BPE, Bytes, Tokenizer, make_tokenizer
 from andrea_exp.errors import UserError
@@ -30,8 +30,9 @@ def load_model(folder: Path, config: RunConfig) -> GPT:
     """
     path = folder / "weights.pt"
     if not path.exists():
-        why = "checkpoint.keep=none" if status(folder).finished else f"it is {status(folder)}"
-        raise UserError(f"{folder.name}: no weights.pt ({why})")
+        kept = "the run kept none" if config.checkpoint.keep is Keep.none else "unpacked records have none"
+        why = kept if status(folder).finished else f"it is {status(folder)}"
+        raise UserError(f"{folder.name}: no weights.pt ({why}); forget and run it again to have them")
     try:
         weights: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         model = _empty(config.model, next(iter(weights.values())).dtype)

@@ -31,10 +31,10 @@ class SweepsSource(FileConfigSource):
 
 
 class AndreaSearchPath(SearchPathPlugin):
-    """Makes `sweeps=NAME` an ordinary config group: the project's sweeps/, then one in the current folder."""
+    """Makes `sweeps=NAME` an ordinary config group: sweeps/ in the current folder, then the project's."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        for folder in dict.fromkeys((ROOT, Path.cwd())):
+        for folder in dict.fromkeys((Path.cwd(), ROOT)):
             search_path.append("andrea-exp", f"sweeps://{folder}")
 
 

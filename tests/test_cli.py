@@ -1,8 +1,11 @@
 """The whole path as a user walks it: one tiny sweep through the command line, in processes of its own."""
 
 import csv
+import functools
 import io
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,9 +16,11 @@ from pathlib import Path
 
 import pytest
 from conftest import andrea
+from rich.console import Console
 
 from andrea_exp import cli
 from andrea_exp.accounting import flops_per_token
+from andrea_exp.results import ablation_table, formats, plan_of
 from andrea_exp.sweep.plan import plan_sweep
 
 SWEEP = """\
@@ -253,6 +258,9 @@ def test_plan_counts_what_is_left_before_and_after(here: Path, capsys: pytest.Ca
         ("post", "report", 4, 4),
     ]
     assert whole["seconds"] == whole["disk_bytes"] == 0
+    table = json.loads(printed(capsys, "table", "tiny", "--format", "json"))
+    built = {cell["arm"]: cell["parameters"] for cell in table["cells"]}
+    assert {r["arm"]: r["parameters"] for r in whole["rows"]} == built
     more = json.loads(printed(capsys, "plan", "tiny", "seed=0,1,2,3,4", "--json"))
     assert [(r["runs"], r["done"]) for r in more["rows"]] == [(10, 4), (10, 4)]
     config = plan_sweep(["sweeps=tiny"]).cells[0].config
@@ -263,6 +271,61 @@ def test_plan_counts_what_is_left_before_and_after(here: Path, capsys: pytest.Ca
     assert more["seconds"] > 0
     text = printed(capsys, "plan", "tiny", "seed=0,1,2,3,4")
     assert "12 of 20 runs are left" in text
+
+
+def test_a_run_is_counted_once_and_those_that_wait_are_counted(here: Path, capsys: pytest.CaptureFixture[str]):
+    twice = "{pre: {model.norm_placement: pre}, again: {model.norm_placement: pre}}"
+    text = (here / "sweeps/tiny.yaml").read_text().replace(TINY_ARMS, twice)
+    (here / "sweeps/twice.yaml").write_text(text)
+    found = json.loads(printed(capsys, "status", "twice", "--json"))
+    assert (found["counts"], [r["label"].split(",")[0] for r in found["runs"]]) == ({"done": 4}, ["pre"] * 4)
+    tuned = text.replace("tune: {}", "tune: {optim.lr: [0.01, 0.02], seed: [7]}")
+    (here / "sweeps/tuned.yaml").write_text(tuned)
+    found = json.loads(printed(capsys, "status", "tuned", "--json"))
+    assert (found["counts"], found["waiting"]) == ({"missing": 4}, 8)
+    assert "8 waiting for tuning" in printed(capsys, "status", "tuned")
+
+
+def test_status_names_runs_so_that_other_verbs_know_them(here: Path, capsys: pytest.CaptureFixture[str]):
+    lines = printed(capsys, "status", "tiny").splitlines()
+    (short,) = [line.split()[0] for line in lines if "pre,warmup_steps=0,seed=0" in line]
+    assert run_of(here, "pre,warmup_steps=0,seed=0").startswith(short)
+    assert printed(capsys, "why", short, short)
+
+
+def test_own_sweeps_come_before_the_projects(here: Path, capsys: pytest.CaptureFixture[str]):
+    (here / "sweeps/demo.yaml").write_text((here / "sweeps/tiny.yaml").read_text())
+    assert plan_sweep(["sweeps=demo"]).arms == ["pre", "post"]
+    found = json.loads(printed(capsys, "list", "--json"))
+    assert found["demo"] == found["tiny"] == "Does placement | matter?"
+    assert "norm_type" in found
+    (here / "sweeps/broken.yaml").write_text("sweep: [")
+    assert "not a sweep" in json.loads(printed(capsys, "list", "--json"))["broken"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 300])
+def test_a_narrow_terminal_breaks_lines_and_loses_nothing(width: int, here: Path, monkeypatch: pytest.MonkeyPatch):
+    """All signs of the table are there, in whatever line."""
+    table = ablation_table(*plan_of("tiny"))
+    shown = io.StringIO()
+    monkeypatch.setattr(formats, "Console", functools.partial(Console, file=shown, force_terminal=True, width=width))
+    formats.print_table(table)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown.getvalue())
+    assert "…" not in plain
+    intervals = [f"[{c.ci_low:+.3f}," for c in table.cells if c.ci_low is not None]
+    assert [text for text in intervals if text not in plain] == []
+    assert max(map(len, plain.splitlines())) <= width
+
+
+def test_a_terminal_without_a_sign_shows_another(here: Path):
+    command = [sys.executable, "-m", "andrea_exp.cli", "table", "tiny"]
+    ran = subprocess.run(command, cwd=here, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert b" ? " in ran.stdout  # the ± of a spread
+
+
+def test_retry_says_that_nothing_failed(here: Path):
+    assert "none of its runs has failed" in andrea("retry", "tiny", cwd=here).stdout
 
 
 def test_plan_guesses_a_speed_where_nothing_ran_yet(
@@ -304,6 +367,8 @@ def test_a_forgotten_run_lies_in_the_trash_and_runs_anew(here: Path, capsys: pyt
     (trashed,) = (here / "records/trash").iterdir()
     assert trashed.name.startswith(run)
     assert (trashed / "metrics.jsonl").exists()
+    assert cli.main(["forget", slug, "--yes"]) == 2
+    assert "no such run" in capsys.readouterr().err
     assert json.loads(printed(capsys, "status", "tiny", "--json"))["counts"] == {"done": 7, "missing": 1}
     assert "1 runs to do" in andrea("sweep", "tiny", cwd=here).stdout
     after = summaries(here)

@@ -34,7 +34,7 @@ def to_rich(table: AblationTable, names: Sequence[str] | None = None) -> Group:
 def _rich(head: list[str], rows: list[list[str]]) -> RichTable:
     rich = RichTable(box=box.SIMPLE_HEAD, title_style="bold", pad_edge=False)
     for i, title in enumerate(head):
-        rich.add_column(Text(title), justify="left" if i == 0 else "right", no_wrap=True)
+        rich.add_column(Text(title), justify="left" if i == 0 else "right", overflow="fold")
     apart = any("\n" in entry for row in rows for entry in row)
     for row in rows:
         rich.add_row(*map(Text, row), end_section=apart)

@@ -103,10 +103,11 @@ def rows(plan: Plan, records: Path) -> list[dict[str, Any]]:
 def to_rich(plan: Plan, records: Path) -> Table:
     """A line a run: what swapping and skipping cost, and which block is worth most."""
     table = Table(box=None, header_style="bold", pad_edge=False, title="loss increase in nats a token", title_style="")
-    table.add_column("run", no_wrap=True)
+    found = rows(plan, records)
+    table.add_column("run", overflow="fold", min_width=min(24, max((len(row["label"]) for row in found), default=0)))
     for name in ("skip: median", "largest", "of block", "over median", "swap: median", "swap: perplexity"):
-        table.add_column(name, justify="right")
-    for row in rows(plan, records):
+        table.add_column(name, justify="right", overflow="fold")
+    for row in found:
         skips, swaps = ([v for v in row[k] if v is not None] for k in ("skip", "swap"))
         skipped = ["", "", ""]
         if skips:

@@ -26,7 +26,7 @@ from andrea_exp.results.layout import COLUMNS, flat_legend, footnotes, legend, l
 from andrea_exp.results.load import Run, plan_of, read_runs
 from andrea_exp.results.table import AblationTable, TableCell, table_of
 from andrea_exp.results.verdicts import Verdict
-from andrea_exp.sweep.plan import Plan, column_title
+from andrea_exp.sweep.plan import Plan, column_title, questions
 
 LARGEST_SVG = 500_000  # bytes; what has more points is shown as pixels
 CSS_PIXELS = 96  # an inch
@@ -171,7 +171,7 @@ def _judge(claim: claims.Claim, plan: Plan, records: Path, runs: Sequence[Run]) 
 
 def header(name: str) -> str:
     """The comment at the top of a sweep's file; none where no file describes it."""
-    files = (folder / "sweeps" / f"{name}.yaml" for folder in (ROOT, Path.cwd()))
+    files = (folder / "sweeps" / f"{name}.yaml" for folder in (Path.cwd(), ROOT))
     path = next((file for file in files if file.is_file()), None)
     lines = path.read_text().splitlines() if path else []
     end = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
@@ -226,10 +226,9 @@ def write_page(name: str, overrides: Sequence[str], out: Path | None) -> Path:
 
 def write_page_of_all(overrides: Sequence[str], out: Path | None) -> Path:
     """Writes the page of all sweeps that have a finished run. Raises UserError where there is none."""
-    names = sorted({file.stem for folder in (ROOT, Path.cwd()) for file in (folder / "sweeps").glob("*.yaml")})
-    plans = {name: plan_of(name, overrides) for name in names}
+    plans = {name: plan_of(name, overrides) for name in questions()}
     begun = {name: found for name, found in plans.items() if _begun(*found)}
-    records = plans[names[0]][1]
+    records = next(iter(plans.values()))[1]
     if not begun:
         raise UserError(f"no finished runs of any sweep in {records}/; run: andrea-exp sweep demo")
     made = [

@@ -266,6 +266,9 @@ def _notes(plan: Plan, runs: Sequence[Run]) -> list[str]:
             "k/n diverged: counted, never averaged, infinite in the median; stuck = no better than 0.99 of the unigram "
             "model's loss"
         )
+    ended = [run for run in runs if run.cell.purpose == "report" and run.status.finished]
+    if ended and all((run.summary.get("diverged") or {}).get("kind") == "stuck" for run in ended):
+        notes.append("all runs are stuck: perhaps they were too short to leave the unigram model's loss (train.steps)")
     return notes
 
 

@@ -17,6 +17,7 @@ from andrea_exp.index import Index
 from andrea_exp.record import Status, last_metrics, run_folder
 from andrea_exp.sweep.plan import Cell, Plan
 
+SHORT = 8  # letters of a signature, enough to name a run among thousands
 COLOUR = {
     Status.done: "green",
     Status.diverged: "magenta",
@@ -69,8 +70,9 @@ class Reader:
         self._finished: dict[str, RunState] = {}
 
     def read(self, plan: Plan) -> Board:
+        cells = {cell.signature: cell for cell in reversed(plan.cells)}.values()  # a run once, as its first cell has it
         with self._index:
-            runs = [self._state(cell) for cell in plan.cells]
+            runs = [self._state(cell) for cell in reversed(cells)]
         return Board(plan.name, runs, plan.waiting, _seconds_left(plan, runs, self.slots), self.slots)
 
     def _state(self, cell: Cell) -> RunState:
@@ -105,16 +107,19 @@ def _note(summary: dict[str, Any]) -> str:
 
 
 def _seconds_left(plan: Plan, runs: list[RunState], slots: int) -> float | None:
-    """Tokens still to train over the speed of the runs seen so far, shared among the slots."""
+    """Tokens still to train over the speed of the runs seen so far, shared among the slots; those that wait, too."""
     speeds = [r.tokens_per_s for r in runs if r.tokens_per_s]
     if not speeds:
         return None
-    left, seen = 0.0, set()
-    for cell, run in zip(plan.cells, runs, strict=True):
-        if not run.status.finished and run.status is not Status.failed and run.signature not in seen:
-            left += (run.steps - run.step) * cell.config.train.batch_size * cell.config.model.seq_len
-            seen.add(run.signature)
-    return left / (statistics.median(speeds) * min(slots, max(1, len(seen))))
+    cells = {cell.signature: cell for cell in (*plan.cells, *plan.guesses)}
+    steps = {sig: cell.config.train.steps for sig, cell in cells.items()}
+    steps |= {run.signature: run.steps - run.step for run in runs}
+    for run in runs:
+        if run.status.finished or run.status is Status.failed:
+            del steps[run.signature]
+    a_step = {sig: cells[sig].config.train.batch_size * cells[sig].config.model.seq_len for sig in steps}
+    left = sum(n * a_step[sig] for sig, n in steps.items())
+    return left / (statistics.median(speeds) * min(slots, max(1, len(steps))))
 
 
 def clock(seconds: float | None) -> str:
@@ -134,6 +139,8 @@ def line(board: Board) -> str:
         for r in board.runs
         if r.status is Status.running
     )
+    if board.waiting:
+        counts += f", {board.waiting} waiting for tuning"
     return f"{time.strftime('%H:%M:%S')} {board.name}: {counts}; {clock(board.seconds_left)} left" + (
         f"; now {now}" if now else ""
     )
@@ -143,21 +150,25 @@ def render(board: Board, most: int | None = None) -> RenderableType:
     """The board as a table of at most `most` runs: running and failed ones first, then the latest finished."""
     finished = sum(r.status.finished for r in board.runs)
     counts = Text(", ").join(Text(f"{board.counts[s]} {s}", COLOUR[s]) for s in Status if board.counts[s])
+    if board.waiting:
+        counts.append(f", {board.waiting} waiting for tuning", "dim")
     head = Table.grid(padding=(0, 1))
     head.add_row(
         Text(board.name, "bold"),
-        ProgressBar(max(1, len(board.runs)), finished, width=16),
+        ProgressBar(max(1, len(board.runs) + board.waiting), finished, width=16),
         counts,
         f"{clock(board.seconds_left)} left",
     )
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("run", overflow="fold", min_width=min(30, max((len(r.label) for r in board.runs), default=0)))
-    table.add_column("status", no_wrap=True)
+    table.add_column("run", overflow="fold", min_width=SHORT)
+    table.add_column("cell", overflow="fold")
+    table.add_column("status", overflow="fold")
     for title in ("step", "loss", "tokens/s", "left"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+        table.add_column(title, justify="right", overflow="fold", min_width=len(title))
+    table.add_column("", overflow="fold")
     for run in _chosen(board.runs, most):
         table.add_row(
+            run.signature[:SHORT],
             escape(run.label),
             Text(str(run.status), COLOUR[run.status]),
             f"{run.step}/{run.steps}",

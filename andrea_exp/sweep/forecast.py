@@ -81,13 +81,13 @@ def forecast(plan: Plan, index: Index, slots: int) -> Forecast:
 
 
 def _row(arm: str, purpose: str, cells: Sequence[Cell], left: set[str]) -> Row:
-    undone = [c for c in cells if c.signature in left]
+    undone, models = [c for c in cells if c.signature in left], [c.config.model for c in cells]
     return Row(
         arm=arm,
         purpose=purpose,
         runs=len(cells),
         done=len(cells) - len(undone),
-        parameters=max((accounting.about_parameters(c.config.model) for c in cells), default=0),
+        parameters=sum(accounting.parameters(max(models, key=accounting.about_parameters)).values()) if models else 0,
         flops=float(sum(accounting.flops_per_token(c.config.model) * _work(c.config) for c in undone)),
         tokens=sum(_tokens(c.config) for c in undone),
     )
@@ -110,7 +110,7 @@ def _speed(own: Sequence[dict[str, Any]], index: Index) -> tuple[float, str]:
     for found, whose in ((own, "of this sweep"), (index.summaries(), "in these records")):
         if speeds := _measured(found):
             return statistics.median(speeds), f"measured on {len(speeds)} runs {whose}"
-    return SHARE_OF_MATMUL * _matmul_flops(), "estimated from a matrix product; runs of these records will tell"
+    return SHARE_OF_MATMUL * _matmul_flops(), "estimated from a matrix product, until runs tell"
 
 
 def _measured(summaries: Iterable[dict[str, Any]]) -> list[float]:
@@ -153,7 +153,7 @@ def render(found: Forecast) -> RenderableType:
     for title in ("arm", "role", "runs", "done", "parameters", "FLOPs left", "tokens left"):
         table.add_column(title, justify="left" if title in ("arm", "role") else "right")
     for row in found.rows:
-        counts = (str(row.runs), str(row.done), human(row.parameters), human(row.flops), human(row.tokens))
+        counts = (str(row.runs), str(row.done), f"{row.parameters:,}", human(row.flops), human(row.tokens))
         table.add_row(Text(row.arm), row.purpose, *counts)
     runs, done = (sum(getattr(row, name) for row in found.rows) for name in ("runs", "done"))
     lines = [

@@ -6,11 +6,13 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Glob, Override, QuotedString
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from andrea_exp import ROOT, data
 from andrea_exp.compose import compose, explain, parse, set_field
@@ -82,6 +84,19 @@ class Plan:
     @property
     def columns(self) -> list[Values]:
         return list(_product(self.spec.across))
+
+
+def questions() -> dict[str, str]:
+    """The sweep files of this folder and the project, and what each asks; of two with one name this folder's counts."""
+    files = {path.stem: path for folder in (ROOT, Path.cwd()) for path in (folder / "sweeps").glob("*.yaml")}
+    return {name: _question(files[name]) for name in sorted(files)}
+
+
+def _question(path: Path) -> str:
+    try:
+        return OmegaConf.select(OmegaConf.load(path), "sweep.question") or ""
+    except (OmegaConfBaseException, YAMLError, TypeError, OSError):
+        return f"(not a sweep: {path})"
 
 
 def plan_sweep(overrides: Sequence[str], choose: Chooser | None = None) -> Plan:

@@ -50,6 +50,8 @@ def run_sweep(composed: DictConfig, overrides: Sequence[str], only_failed: bool 
         return plan, left
 
     plan, missing = planned()
+    if only_failed and not missing:
+        console.print(f"{plan.name}: none of its runs has failed")
     try:
         while missing:
             _run_missing(plan, missing, records, plan.cells[0].config.pool, console)
@@ -123,10 +125,11 @@ def _carry(plan: Plan, jobs: list[Job], cells: list[Cell], records: Path, pool: 
     shares = slots_of([cell.config for cell in cells]) if pool.kind is PoolKind.local else []
     at_once = min(len(shares) or pool.slots or len(cells), len(cells))
     finished = len({c.signature for c in plan.cells}) - len(cells)
+    room = f"{at_once} at once" if shares or pool.slots else "as many at once as there is room for"
     console.print(
         f"{plan.name}: {len(cells)} runs to do"
         + (f", {finished} already there" if finished else "")
-        + f"; {at_once} at once, {_threads(jobs)} each, pool={pool.kind.name}, records in {records}/"
+        + f"; {room}, {_threads(jobs)} each, pool={pool.kind.name}, records in {records}/"
     )
     reader = board.Reader(records, at_once)
     with _display(console, lambda: reader.read(plan)) as tick:

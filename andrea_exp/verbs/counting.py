@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 from andrea_exp.errors import UserError
+from andrea_exp.verbs.common import check_figure, save_figure
 
 
 def add(verbs: Any) -> None:
@@ -17,7 +18,7 @@ def add(verbs: Any) -> None:
     count.add_argument("--batch", type=int, default=1, help="sequences decoded side by side (default 1)")
     count.add_argument("--context", type=int, default=0, help="tokens behind a decoded one (default 0)")
     count.add_argument("--bandwidth", type=float, default=3.35e12, help="bytes/s of the memory (default an H100's)")
-    count.add_argument("--figure", metavar="PNG", help="draw the shares as stacked bars")
+    count.add_argument("--figure", metavar="FILE", help="draw the shares as stacked bars, as .png or .svg")
     count.set_defaults(run=_describe)
     facts = verbs.add_parser("facts", help="the source texts' countable statements beside their exact values")
     facts.add_argument("--json", action="store_true", help="for machines")
@@ -44,10 +45,11 @@ def _describe(options: argparse.Namespace, overrides: list[str]) -> int:
             raise UserError(f"--{name} {getattr(options, name)}: must be above 0")
     if options.context < 0:
         raise UserError(f"--context {options.context}: must be 0 or more")
+    check_figure(options.figure)
     config, _ = describe.named(options.name, overrides)
     found = describe.describe(config, Decode(options.batch, options.context, bandwidth=options.bandwidth))
     if options.figure:
-        describe.picture(found, options.name).savefig(options.figure)
+        save_figure(describe.picture(found, options.name), options.figure)
     if options.json:
         print(describe.to_json(found))
     else:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from andrea_exp.errors import UserError
-from andrea_exp.verbs.common import check_figure
+from andrea_exp.verbs.common import check_figure, save_figure
 
 
 def add(verbs: Any) -> None:
@@ -64,7 +64,7 @@ def _trace(options: argparse.Namespace, overrides: list[str]) -> int:
     with Console(stderr=True).status("tracing"):
         traced = of_text(options.name, overrides, options.text, options.token)
     if options.figure:
-        trace_view.figure(traced).savefig(options.figure)
+        save_figure(trace_view.figure(traced), options.figure)
     if options.json:
         print(trace_view.to_json(traced))
     else:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from andrea_exp.errors import UserError, did_you_mean
-from andrea_exp.verbs.common import Command, check_figure
+from andrea_exp.verbs.common import Command, check_figure, save_figure
 
 if TYPE_CHECKING:
     from andrea_exp.results.table import AblationTable
@@ -28,6 +28,9 @@ def add(verbs: Any) -> None:
         sub.set_defaults(run=run)
         return sub
 
+    listing = verbs.add_parser("list", help="the sweeps that there are, and what each asks")
+    listing.add_argument("--json", action="store_true", help="for machines")
+    listing.set_defaults(run=_list)
     verb("sweep", _sweep, "run what is missing of a sweep, then print its table")
     table = verb("table", _table, "the ablation table, from whatever runs there are")
     formats = ("text", "markdown", "latex", "html", "csv", "json")
@@ -57,6 +60,24 @@ def _add_report(verbs: Any) -> None:
     page.add_argument("name", nargs="?", help="as of `table`; without it, or with records=FOLDER alone, all sweeps")
     page.add_argument("--out", metavar="FILE", type=Path, help="default: report.html beside the sweep's tables")
     page.set_defaults(run=_report)
+
+
+def _list(options: argparse.Namespace, _: list[str]) -> int:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from andrea_exp.sweep.plan import questions
+
+    found = questions()
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return 0
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, question in found.items():
+        table.add_row(Text(name, "bold"), Text(question))
+    Console().print(table)
+    return 0
 
 
 def _sweep(options: argparse.Namespace, overrides: list[str]) -> int:
@@ -131,13 +152,15 @@ def _specialise(options: argparse.Namespace, overrides: list[str]) -> int:
     if not runs:
         raise UserError(f"{plan.name}: no finished runs in {records}/; run: andrea-exp sweep {options.name}")
     folders = [run_folder(records, sig) for sig in dict.fromkeys(run.cell.signature for run in runs)]
-    for why in measure_missing(folders, records / "corpora"):
+    refused = measure_missing(folders, records / "corpora")
+    if len(refused) == len(folders):
+        raise UserError(f"{plan.name}: none of its runs can be measured; the first: {refused[0]}")
+    for why in refused:
         print(f"andrea-exp: left out: {why}", file=sys.stderr)
     if options.figure:
-        from andrea_exp.results.figures import encoded, loss_by_block
+        from andrea_exp.results.figures import loss_by_block
 
-        figure = Path(options.figure)
-        figure.write_bytes(encoded(loss_by_block(plan, records), figure.suffix[1:]))
+        save_figure(loss_by_block(plan, records), options.figure)
     if options.json:
         print(json.dumps(layers.rows(plan, records), indent=2))
     else:
@@ -223,6 +246,10 @@ def _tensorboard(options: argparse.Namespace, overrides: list[str]) -> int:
     plan, records = plan_of(options.name, overrides)
     if not any((records / "runs" / c.signature).exists() for c in plan.cells):
         raise UserError(f"{plan.name}: no runs in {records}/; run: andrea-exp sweep {options.name}")
+    without = sum(not (records / "runs" / c.signature / "tensorboard").exists() for c in plan.cells)
+    if without:
+        told = f"{without} of {len(plan.cells)} runs have no event files: not begun, or unpacked"
+        print(f"andrea-exp: {told}", file=sys.stderr)
     folder = link_views(plan, records)
     pins = json.dumps([{"plugin": "scalars", "tag": tag} for tag in PINNED], separators=(",", ":"))
     address = f"http://localhost:{options.port}/?pinnedCards={urllib.parse.quote(pins)}#timeseries"
