@@ -47,6 +47,11 @@ def compose(overrides: Sequence[str]) -> DictConfig:
         raise UserError(f"{where}{error.problem}") from error
 
 
+def sweep_words(name: str, overrides: Sequence[str]) -> list[str]:
+    """The overrides of a sweep: `name` is a file in sweeps/, or itself an override where there is none ("seed=0,1")."""
+    return [name if "=" in name else f"sweeps={name}", *overrides]
+
+
 def check_overrides(overrides: Sequence[str]) -> None:
     """Raises UserError for what Hydra lets pass or crashes on: a key given twice, a new one, half a sweep."""
     keys = [o.get_key_element() for o in parse(overrides)]

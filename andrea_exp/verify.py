@@ -117,13 +117,21 @@ def verify(word: str, records: Path, steps: int | None, tell: Callable[[str], No
 
 
 def last_step(logged: list[int], wanted: int | None) -> int:
-    """The last step to compare: as wanted, or the last one logged among the first 20 steps, or the first after 0."""
+    """The last step to compare: the last one logged among those wanted, or the first 20, or the first after 0.
+
+    Raises UserError where none was logged among those wanted: the untrained model alone says nothing of training.
+    """
     if wanted is not None:
-        if not 0 <= wanted <= logged[-1]:
-            raise UserError(f"--steps {wanted}: the record has the steps {logged[0]} to {logged[-1]}")
-        return wanted
+        among = [step for step in logged if step <= wanted]
+        if wanted > logged[-1] or not among or (wanted and not among[-1]):
+            raise UserError(f"--steps {wanted}: the record has the steps {', '.join(map(str, _some(logged)))}")
+        return among[-1]
     early = [step for step in logged if step <= STEPS]
     return early[-1] if early and early[-1] else logged[min(1, len(logged) - 1)]
+
+
+def _some(steps: list[int]) -> list[int | str]:
+    return [*steps] if len(steps) < 6 else [*steps[:3], "...", steps[-1]]
 
 
 def _config(folder: Path) -> RunConfig:

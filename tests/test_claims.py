@@ -423,7 +423,7 @@ def test_a_slope_over_depth_is_fitted_seed_by_seed():
 @pytest.mark.usefixtures("empty_folder")
 def test_every_claim_names_arms_and_columns_that_its_sweep_has():
     found = judge_all()
-    assert {j.verdict for j in found} == {Verdict.missing}
+    assert [(j.verdict, j.remarks) for j in found] == [(Verdict.missing, [])] * len(found)
     ids = [j.claim.id for j in found]
     assert len(set(ids)) == len(ids)
     assert len([j for j in found if j.claim.sweep]) >= 15
@@ -495,6 +495,15 @@ def test_runs_that_leave_no_number_are_not_missing():
     assert judged(planned, **fields).verdict is Verdict.inconclusive
     table = to_markdown([row(judged(planned, **fields))])
     assert "| inconclusive |" in table
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_a_narrowed_sweep_leaves_the_other_claims_their_verdicts():
+    found = {j.claim.id: j for j in judge_all(["model.n_layers=6"])}
+    assert found["deep-gradients"].remarks == [
+        "claim deep-gradients: sweep init_depth has no model.n_layers=128; valid: 6"
+    ]
+    assert found["rmsnorm"].remarks == []
 
 
 def test_the_command_prints_verdicts_for_machines(tmp_path: Any):

@@ -18,7 +18,7 @@ from scipy import stats
 
 from andrea_exp import ROOT
 from andrea_exp.errors import UserError
-from andrea_exp.record import LAYERS, run_folder
+from andrea_exp.record import LAYERS, MetricsWriter, run_folder
 from andrea_exp.results import figures
 from andrea_exp.results.figures import CAPTIONS, Drawn, figures_of, save_figures
 from andrea_exp.results.published import of_sweep
@@ -66,6 +66,20 @@ def test_a_curve_is_the_median_of_done_seeds_in_their_range():
     assert xy(line) == near([(step, 2 / step) for step in range(1, 7)])
     band = panel.collections[0].get_paths()[0].vertices
     assert (band[:, 1].min(), band[:, 1].max()) == pytest.approx((1 / 6, 5))
+
+
+def test_long_curves_are_running_means_over_a_sixtieth_of_their_points():
+    planned = plan(repeat={"seed": [0]})
+    for cell in planned.cells:
+        record(cell, 2.0)
+        writer = MetricsWriter(run_folder(RECORDS, cell.signature))
+        for step in range(1, 181):
+            writer.write({"step": step, "train/loss": {0: 5.0, 1: 3.0, 2: 1.0}[step % 3]})
+        writer.close()
+    (panel,) = figures.loss_curves(planned, RECORDS).axes
+    smooth = dict(xy(lines(panel, 0)[0]))
+    assert (smooth[1.0], smooth[2.0]) == (3.0, 2.0)  # over what there is so far
+    assert [smooth[float(step)] for step in range(3, 181)] == pytest.approx([3.0] * 178)
 
 
 def test_a_diverged_seed_is_counted_and_has_a_line_of_its_own():
@@ -178,7 +192,6 @@ def test_losses_by_rate_are_means_and_the_chosen_one_is_the_tables():
         assert best[0] == pytest.approx(cell.tuned["optim.lr"], rel=0.04)
         assert best[1] == pytest.approx(2.085)  # seeds 8 and 9
         assert star(panel, place) == [(best[0], pytest.approx(cell.loss_mean))]
-    low, high = (segment[0][1] for segment in (panel.collections[0].get_segments()[1],)), None  # noqa: F841
     (segment,) = [s for s in panel.collections[0].get_segments() if s[0][1] < 2.1]
     assert [segment[0][1], segment[1][1]] == pytest.approx([2.08, 2.09])
 

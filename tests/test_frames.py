@@ -32,12 +32,12 @@ def line_by_line(folder: Path) -> list[dict[str, Any]]:
     return [rows[step] for step in sorted(rows)]
 
 
-def value_by_value(planned: Plan, prefix: str = "") -> pd.DataFrame:
+def value_by_value(planned: Plan) -> pd.DataFrame:
     rows = []
     for cell in planned.cells:
         for row in line_by_line(run_folder(RECORDS, cell.signature)):
             for name, value in row.items():
-                if name not in ("step", "time") and name.startswith(prefix):
+                if name not in ("step", "time"):
                     roles = {"label": cell.label, "arm": cell.arm, **cell.column, **cell.tuned, **cell.repeat}
                     rows.append({**roles, "step": row["step"], "metric": name, "value": value})
     return pd.DataFrame(rows).astype({"value": "float64"})
@@ -64,21 +64,15 @@ def some_rows(seed: int) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("prefix", ["", "train/", "absent"])
 @pytest.mark.parametrize(
     "fault",
     ["", '{"step": 30, "train/lo', "\x00\x00", '{"step": 31, "lr": NaN, "val/loss": -Infinity}', "]", "\n\n"],
 )
-def test_it_is_the_frame_made_value_by_value(fault: str, prefix: str):
+def test_it_is_the_frame_made_value_by_value(fault: str):
     planned = plan(across={"optim.clip": [None, 1.0]})
     for number, cell in enumerate(planned.cells[1:]):
         write(cell, [*some_rows(number), fault, '{"step": 40, "train/loss": 1}'])
-    found = metrics_frame(planned, RECORDS, [prefix])
-    if prefix == "absent":
-        assert found.empty
-        assert list(found.columns)[-3:] == ["step", "metric", "value"]
-    else:
-        assert_frame_equal(found, value_by_value(planned, prefix))
+    assert_frame_equal(metrics_frame(planned, RECORDS), value_by_value(planned))
 
 
 @pytest.mark.parametrize("cut", range(1, 40))

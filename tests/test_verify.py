@@ -134,7 +134,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_bad_input_is_one_line(record: Path, capsys: pytest.CaptureFixture[str]):
     assert "no such run" in refused(capsys, "nowhere")
-    assert "the record has the steps 0 to 12" in refused(capsys, str(record), "--steps", "13")
+    assert "the record has the steps 0, 1, 2, ..., 12" in refused(capsys, str(record), "--steps", "13")
     edit(record / "provenance.json", lambda made: made.update(data_fingerprint="another"))
     assert "its text changed" in refused(capsys, str(record))
     edit(record / "config.json", lambda config: config["train"].update(new_field=1))
@@ -159,16 +159,19 @@ def test_a_run_that_cannot_be_run_here_says_why(record: Path, capsys: pytest.Cap
         ([0, 10, 20, 30], None, 20),
         ([0, 100, 200], None, 100),
         ([0], None, 0),
-        ([0, 100], 50, 50),
+        ([0, 10, 20, 30], 25, 20),
+        ([0, 100], 100, 100),
+        ([0, 100], 0, 0),
     ],
 )
 def test_the_last_step_compared(logged: list[int], wanted: int | None, last: int):
     assert last_step(logged, wanted) == last
 
 
-def test_steps_beyond_the_record_are_refused():
-    with pytest.raises(UserError, match="0 to 3"):
-        last_step([0, 3], 4)
+@pytest.mark.parametrize(("wanted", "told"), [(50, "0, 100"), (4000, "0, 100"), (-1, "0, 100")])
+def test_steps_that_the_record_has_none_of_are_refused(wanted: int, told: str):
+    with pytest.raises(UserError, match=f"{wanted}: the record has the steps {told}"):
+        last_step([0, 100], wanted)
 
 
 def test_a_loss_that_was_none_must_be_none_again():

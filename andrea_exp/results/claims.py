@@ -108,9 +108,17 @@ def judge_all(overrides: Sequence[str] = (), claims: Sequence[Claim] | None = No
     def judged(claim: Claim) -> Judged:
         if claim.sweep is None:
             return Judged(claim, Verdict.missing, [], ["no sweep asks it yet"], [])
-        return judge(claim, *runs_of(claim.sweep))
+        return judge_or_tell(claim, *runs_of(claim.sweep))
 
     return [judged(claim) for claim in (read_claims() if claims is None else claims)]
+
+
+def judge_or_tell(claim: Claim, plan: Plan, records: Path, runs: Sequence[Run]) -> Judged:
+    """A claim's verdict; on a sweep that overrides have narrowed, why it has none."""
+    try:
+        return judge(claim, plan, records, runs)
+    except UserError as error:
+        return Judged(claim, Verdict.missing, [], [str(error)], [])
 
 
 def judge(claim: Claim, plan: Plan, records: Path, runs: Sequence[Run]) -> Judged:

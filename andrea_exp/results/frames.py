@@ -49,9 +49,8 @@ def runs_frame(plan: Plan, records: Path) -> pd.DataFrame:
     return frame
 
 
-def metrics_frame(plan: Plan, records: Path, prefixes: Sequence[str] = ("",)) -> pd.DataFrame:
-    """Long frame of the metrics whose names start with one of `prefixes`."""
-    logged = _Logged(tuple(prefixes))
+def metrics_frame(plan: Plan, records: Path) -> pd.DataFrame:
+    logged = _Logged()
     reported = [cell for cell in plan.cells if cell.purpose == "report"]
     lengths = [logged.add(read_metrics(run_folder(records, cell.signature))) for cell in reported]
     placed = pd.DataFrame(
@@ -68,8 +67,7 @@ class _Logged:
     Few rows differ in the names of their values, so that a name is found once for all rows of the same names.
     """
 
-    def __init__(self, prefixes: tuple[str, ...]) -> None:
-        self._prefixes = prefixes
+    def __init__(self) -> None:
         self._kinds: dict[tuple[str, ...], tuple[int, list[str]]] = {}  # a row's names -> its kind, those that count
         self._steps: list[float] = []  # one a row
         self._kind: list[int] = []  # one a row
@@ -86,7 +84,7 @@ class _Logged:
         return len(self._values) - before
 
     def _new(self, names: tuple[str, ...]) -> tuple[int, list[str]]:
-        kept = [name for name in names if name not in ("step", "time") and name.startswith(self._prefixes)]
+        kept = [name for name in names if name not in ("step", "time")]
         self._kinds[names] = len(self._kinds), kept
         return self._kinds[names]
 

@@ -56,7 +56,7 @@ def skip_spread(run: Run, records: Path) -> float | None:
 
 def _all(run: Run, records: Path, measure: str) -> list[float]:
     """One number a block, or a pair of neighbours; none at all where one of them is not finite."""
-    found = (measured(run, records) or {}).get(measure, [])[: -1 if measure == "swap" else None]
+    found = (increases_of(run, records) or {}).get(measure, [])[: -1 if measure == "swap" else None]
     return [v for v in found if v is not None] if None not in found else []
 
 
@@ -74,7 +74,7 @@ def layers_frame(plan: Plan, records: Path) -> "pd.DataFrame":
     return pd.DataFrame(rows, columns=[*roles(plan.cells[0]), "block", "skip", "attn", "mlp", "swap", "lens"])
 
 
-def measured(run: Run, records: Path) -> dict[str, list[float | None]] | None:
+def increases_of(run: Run, records: Path) -> dict[str, list[float | None]] | None:
     """The `increases` of a run; None where nothing measured it."""
     found = read_json(run_folder(records, run.cell.signature) / LAYERS)
     return increases(found) if found else None
@@ -82,7 +82,7 @@ def measured(run: Run, records: Path) -> dict[str, list[float | None]] | None:
 
 def _measured(plan: Plan, records: Path) -> Iterator[tuple[Run, dict[str, list[float | None]]]]:
     for run in read_runs(plan, records):
-        if run.cell.purpose == "report" and (found := measured(run, records)):
+        if run.cell.purpose == "report" and (found := increases_of(run, records)):
             yield run, found
 
 

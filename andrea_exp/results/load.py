@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from andrea_exp.compose import compose
+from andrea_exp.compose import compose, sweep_words
 from andrea_exp.index import Index, Summary
 from andrea_exp.record import Status
 from andrea_exp.results.choose import choose_tuned
@@ -47,11 +47,8 @@ class Run:
 
 
 def plan_of(name: str, overrides: Sequence[str] = ()) -> tuple[Plan, Path]:
-    """A sweep's plan and its records folder, from the same words that ran it.
-
-    `name` is a file in sweeps/, or itself an override where there is no sweep file ("seed=0,1").
-    """
-    words = [name if "=" in name else f"sweeps={name}", *overrides]
+    """A sweep's plan and its records folder, from the same words that ran it, as `sweep_words` has them."""
+    words = sweep_words(name, overrides)
     records = Path(compose(words).records)
     return plan_sweep(words, choose_tuned(records)), records
 

@@ -21,6 +21,7 @@ from andrea_exp.compose import words_of
 from andrea_exp.errors import UserError
 from andrea_exp.record import Status, read_json, run_folder
 from andrea_exp.results import claims, claims_view, figures, published
+from andrea_exp.results.contrast import by_place, place
 from andrea_exp.results.formats import html_table
 from andrea_exp.results.layout import COLUMNS, flat_legend, footnotes, legend, loss_text, wide_grid
 from andrea_exp.results.load import Run, plan_of, read_runs
@@ -125,14 +126,15 @@ def chapter(anchor: str, plan: Plan, records: Path, words: Sequence[str], drawn:
     runs = read_runs(plan, records)
     table = table_of(plan, runs)
     head, texts = wide_grid(table)
-    by_place = list(_places(anchor, table, runs))
-    places = {(p.cell.arm, repr(p.cell.column)): p for p in by_place}
+    all_places = list(_places(anchor, table, runs))
+    places = {(p.cell.arm, repr(p.cell.column)): p for p in all_places}
     before = len(head) - len(table.columns)
     rows = [
         (text[:before], [(places[arm, repr(c)], t) for c, t in zip(table.columns, text[before:], strict=True)])
         for arm, text in zip(table.arms, texts, strict=True)
     ]
     others = published.of_sweep(plan.name)
+    asked = [claim for claim in claims.read_claims() if claim.sweep == plan.name]
     return Chapter(
         anchor=anchor,
         plan=plan,
@@ -142,31 +144,21 @@ def chapter(anchor: str, plan: Plan, records: Path, words: Sequence[str], drawn:
         state=Counter(str(s) for s in {run.cell.signature: run.status for run in runs}.values()),
         head=head,
         rows=rows,
-        places=by_place,
+        places=all_places,
         pictures=list(_pictures(drawn)),
         beside=(*published.grid(table, others), published.notes(others)) if others else None,
-        judged=[_judge(claim, plan, records, runs) for claim in claims.read_claims() if claim.sweep == plan.name],
+        judged=[claims.judge_or_tell(claim, plan, records, runs) for claim in asked],
         provenance=provenance(runs, records),
     )
 
 
 def _places(anchor: str, table: AblationTable, runs: Sequence[Run]) -> Iterator[Place]:
-    of_cell: dict[tuple[str, str], list[Run]] = {}
-    for run in runs:
-        of_cell.setdefault((run.cell.arm, repr(run.cell.column)), []).append(run)
+    of_cell = by_place(runs, tuned=False)
     for i, cell in enumerate(table.cells):
-        own = sorted(of_cell.get((cell.arm, repr(cell.column)), []), key=lambda run: run.cell.purpose)
+        own = sorted(of_cell.get(place(cell.arm, cell.column, {}), []), key=lambda run: run.cell.purpose)
         title = ", ".join(filter(None, (cell.arm, column_title(cell.column))))
         lines = [Line(run, shlex.join(["andrea-exp", "train", *words_of(run.cell.config)])) for run in own]
         yield Place(f"{anchor}-{i}", title, cell, lines)
-
-
-def _judge(claim: claims.Claim, plan: Plan, records: Path, runs: Sequence[Run]) -> claims.Judged:
-    """A claim's verdict; on a sweep that overrides have narrowed, why it has none."""
-    try:
-        return claims.judge(claim, plan, records, runs)
-    except UserError as error:
-        return claims.Judged(claim, Verdict.missing, [], [str(error)], [])
 
 
 def header(name: str) -> str:

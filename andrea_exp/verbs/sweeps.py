@@ -82,9 +82,9 @@ def _list(options: argparse.Namespace, _: list[str]) -> int:
 
 def _sweep(options: argparse.Namespace, overrides: list[str]) -> int:
     from andrea_exp import train
+    from andrea_exp.compose import sweep_words
 
-    named = options.name if "=" in options.name else f"sweeps={options.name}"
-    return train.main(["-m", named, *overrides])
+    return train.main(["-m", *sweep_words(options.name, overrides)])
 
 
 def _table(options: argparse.Namespace, overrides: list[str]) -> int:
@@ -221,10 +221,10 @@ def _plan(options: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _retry(options: argparse.Namespace, overrides: list[str]) -> int:
-    from andrea_exp.compose import compose
+    from andrea_exp.compose import compose, sweep_words
     from andrea_exp.sweep.session import run_sweep
 
-    words = [options.name if "=" in options.name else f"sweeps={options.name}", *overrides]
+    words = sweep_words(options.name, overrides)
     run_sweep(compose(words), words, only_failed=True)
     return 0
 

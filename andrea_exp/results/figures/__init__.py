@@ -38,8 +38,8 @@ class Drawn:
 
 loss_curves = Drawn(
     "loss",
-    "Training loss by step, the median of an arm's done seeds in a band from least to largest; every diverged seed is "
-    "a dashed line of its own that ends in a cross.",
+    "Training loss by step, a running mean over a sixtieth of each run's points; the median of an arm's done seeds in "
+    "a band from least to largest; every diverged seed is a dashed line of its own that ends in a cross.",
     "runs that have logged a training loss",
     losses.loss_curves,
 )
@@ -66,8 +66,8 @@ stability = Drawn(
 )
 gradient_norms_by_depth = Drawn(
     "grad_norm",
-    "Gradient norm of each block's MLP at the first step (dashed) and the last (solid), geometric mean over seeds; a "
-    "diverged seed's last step is a dotted line of its own.",
+    "Gradient norm of each block's MLP at the first logged step (dashed) and the last (solid), geometric mean over "
+    "seeds; a diverged seed's last step is a dotted line of its own.",
     "runs that have ended, with gradient norms by block",
     blocks.gradient_norms_by_depth,
 )

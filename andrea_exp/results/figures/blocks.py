@@ -141,7 +141,7 @@ def _line(panel: Axes, values: Values, style: Look, line: str) -> None:
 def _kinds(what: Profile, drawn: Sequence[Trace]) -> list[Line2D]:
     """What the kinds of lines mean, for those kinds that there are."""
     trained = [trace for trace in drawn if trace.run.cell.config.train.steps]
-    start = "at the first step" if what.at_first_step and trained else "before training"
+    start = "at the first logged step" if what.at_first_step and trained else "before training"
     kinds = [proxy(start, ls="--")]
     kinds += [proxy("at the last step", ls="-")] * any(trace.done for trace in trained)
     kinds += [proxy("a diverged seed's last", ls=":", marker="o", mfc="white")] * any(t.diverged for t in trained)

@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from andrea_exp.results.figures.panels import Look, arm_lines, finish, grouped, look, panels, seeds
 from andrea_exp.results.figures.seen import Seen
-from andrea_exp.results.layers import measured
+from andrea_exp.results.layers import increases_of
 from andrea_exp.sweep.plan import column_title
 
 SHOWN = {"skip": "skipped", "swap": "swapped with the next", "lens": "read out after it"}
@@ -20,7 +20,7 @@ Increases = Mapping[str, Sequence[float | None]]
 
 def loss_by_block(seen: Seen) -> Figure | None:
     """Loss increase by block, a panel a column and measure: an arm's mean over seeds, and its range."""
-    found = [(run, by) for run in seen.reported if (by := measured(run, seen.records))]
+    found = [(run, by) for run in seen.reported if (by := increases_of(run, seen.records))]
     if not found:
         return None
     plan = seen.plan
