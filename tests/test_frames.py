@@ -75,6 +75,12 @@ def test_it_is_the_frame_made_value_by_value(fault: str):
     assert_frame_equal(metrics_frame(planned, RECORDS), value_by_value(planned))
 
 
+def test_without_a_value_the_frame_has_its_columns():
+    found = metrics_frame(plan(), RECORDS)
+    assert found.empty
+    assert list(found.columns)[-3:] == ["step", "metric", "value"]
+
+
 @pytest.mark.parametrize("cut", range(1, 40))
 def test_a_line_torn_anywhere_costs_that_line_alone(cut: int):
     (cell, *_) = plan().cells
