@@ -14,12 +14,13 @@ from andrea_exp.results import ablation_table, figures_of, plan_of
 from andrea_exp.results.claims import judge_all
 from andrea_exp.results.claims_view import rows, to_markdown
 from andrea_exp.results.figures import encoded
-from andrea_exp.results.formats import FORMATS
-from andrea_exp.results.layout import COLUMNS
+from andrea_exp.results.formats import FORMATS, markdown_grid
+from andrea_exp.results.layout import COLUMNS, overview
+from andrea_exp.results.table import AblationTable
 
 HERE = Path(__file__).parent
 RECORDS = HERE / "records"  # unpacked here, so that they mix with nobody's own
-IN_README = {"demo": ["grad_norm"], "init_depth": ["last_mlp_gradient"], "warmup": ["stability"]}
+IN_README = {"demo": ["grad_norm"], "warmup": ["stability"]}
 
 
 def main() -> None:
@@ -27,9 +28,12 @@ def main() -> None:
     new, _ = unpack(HERE / "data", RECORDS)
     print(f"{new} runs in {RECORDS}", flush=True)
     names = sorted(path.name.split(".")[0] for path in (HERE / "data").glob("*.runs.parquet"))
+    tables = []
     for name in names:
         print(f"table: {name}", flush=True)
-        redraw_sweep(name)
+        tables.append(redraw_sweep(name))
+    tuned = [table for table in tables if any(cell.tuned for cell in table.cells)]
+    (HERE / "tables" / "tuned.md").write_text("\n".join([*markdown_grid(*overview(tuned)), ""]))
     found = list(rows(judge_all([f"records={RECORDS}"])))
     (HERE / "tables" / "claims.md").write_text(to_markdown(found))
     for path in sorted(HERE.glob("*.ipynb")):
@@ -38,7 +42,7 @@ def main() -> None:
             run_notebook(path)
 
 
-def redraw_sweep(name: str) -> None:
+def redraw_sweep(name: str) -> AblationTable:
     """A sweep's table, for readers and with every number, and those of its figures that the README shows."""
     plan, records = plan_of(name, [f"records={RECORDS}"])
     table = ablation_table(plan, records)
@@ -50,6 +54,7 @@ def redraw_sweep(name: str) -> None:
         figures = figures_of(plan, records)
         for figure in IN_README[name]:
             (HERE / "figures" / f"{name}_{figure}.png").write_bytes(encoded(figures[figure], "png"))
+    return table
 
 
 def run_notebook(path: Path) -> None:

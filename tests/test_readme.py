@@ -13,7 +13,7 @@ README = (Path(__file__).parents[1] / "README.md").read_text()
 
 
 def test_is_short():
-    assert len(README.splitlines()) <= 175
+    assert len(README.splitlines()) <= 200
 
 
 def test_the_sweep_file_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -54,6 +54,10 @@ def test_its_table_is_the_notebooks():
     rows = [line for line in "".join(shown).splitlines() if line.startswith("|")]
     assert len(rows) > 4
     assert "\n".join(rows) in README
+
+
+def test_its_overview_of_tuned_sweeps_is_that_of_the_records():
+    assert (Path(__file__).parents[1] / "analysis" / "tables" / "tuned.md").read_text() in README
 
 
 def test_its_verdicts_are_those_of_the_records():

@@ -9,8 +9,8 @@ from andrea_exp.pack import unpack
 from andrea_exp.results import ablation_table, plan_of
 from andrea_exp.results.claims import judge_all
 from andrea_exp.results.claims_view import rows, to_markdown
-from andrea_exp.results.formats import FORMATS
-from andrea_exp.results.layout import COLUMNS
+from andrea_exp.results.formats import FORMATS, markdown_grid
+from andrea_exp.results.layout import COLUMNS, overview
 
 ANALYSIS = ROOT / "analysis"
 NAMES = sorted(path.name.split(".")[0] for path in (ANALYSIS / "data").glob("*.runs.parquet"))
@@ -32,6 +32,13 @@ def test_a_table_comes_back(name: str, records: Path):
     assert FORMATS["markdown"](table, None) == kept[".md"]
     assert FORMATS["markdown"](table, tuple(COLUMNS)) == kept["-all.md"]
     assert FORMATS["csv"](table, None) == kept[".csv"]
+
+
+def test_the_overview_of_tuned_sweeps_comes_back(records: Path):
+    tables = [ablation_table(*plan_of(name, [f"records={records}"])) for name in NAMES]
+    tuned = [table for table in tables if any(cell.tuned for cell in table.cells)]
+    assert "\n".join([*markdown_grid(*overview(tuned)), ""]) == (ANALYSIS / "tables" / "tuned.md").read_text()
+    assert len(tuned) > 1
 
 
 def test_the_verdicts_come_back(records: Path):

@@ -259,6 +259,19 @@ def flat(table: AblationTable, names: Sequence[str]) -> Grid:
     return head, rows
 
 
+OVERVIEW = ("parameters", "tuned", "loss", "difference", "p")
+
+
+def overview(tables: Sequence[AblationTable]) -> Grid:
+    """Several sweeps' arms below each other; a star is on arms that their own table marks as not fair."""
+    rows = [
+        [table.name, cell.arm + "*" * bool(letters(table)[cell.arm]), *(COLUMNS[n].text(cell) or "–" for n in OVERVIEW)]
+        for table in tables
+        for cell in table.cells
+    ]
+    return ["sweep", "arm", *(COLUMNS[n].title for n in OVERVIEW)], rows
+
+
 def panels(head: list[str], rows: list[list[str]], keys: int, width: int = WIDTH) -> Iterator[Grid]:
     """A wide table as several that fit, each beginning with the first `keys` columns."""
     widths = [w + GAP for w in _widths(head, rows)]
