@@ -49,6 +49,8 @@ def compose(overrides: Sequence[str]) -> DictConfig:
 
 def sweep_words(name: str, overrides: Sequence[str]) -> list[str]:
     """The overrides of a sweep: `name` is a file in sweeps/, or itself an override where there is none ("seed=0,1")."""
+    if isinstance(overrides, str):  # a text is a sequence of texts, too
+        raise UserError(f"{overrides}: give overrides as a list, such as [{overrides!r}]")
     return [name if "=" in name else f"sweeps={name}", *overrides]
 
 

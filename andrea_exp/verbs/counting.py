@@ -7,6 +7,14 @@ from typing import Any
 from andrea_exp.errors import UserError
 from andrea_exp.verbs.common import check_figure, save_figure
 
+BENCHES = {
+    "train": "the harness beside a bare torch loop",
+    "slots": "how runs share this machine's cores",
+    "scale": "planning, showing and tabling 10,000 runs",
+    "read": "2,000 runs into frames and a table, beside tbparse",
+    "ops": "every op against float64, then timed beside others; see `bench ops --help`",
+}
+
 
 def add(verbs: Any) -> None:
     """Verbs that count and measure, and the source texts' claims."""
@@ -28,8 +36,9 @@ def add(verbs: Any) -> None:
     claims.add_argument("--format", choices=("text", "markdown", "json"), default="text")
     claims.add_argument("--json", action="store_const", dest="format", const="json", help="every regime, and its runs")
     claims.set_defaults(run=_claims)
-    bench = verbs.add_parser("bench", help="measure the harness, its reading and the ops; see `bench ops --help`")
-    bench.add_argument("what", choices=("train", "slots", "scale", "read", "ops"))
+    told = "; ".join(f"{what}: {meaning}" for what, meaning in BENCHES.items())
+    bench = verbs.add_parser("bench", help="measure the harness, its reading and the ops", description=told)
+    bench.add_argument("what", choices=BENCHES)
     bench.add_argument("--json", action="store_true", help="for machines")
     bench.set_defaults(run=_bench)
 
