@@ -11,7 +11,6 @@ import os
 import shutil
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -119,14 +118,22 @@ def save(folder: Path, state: State, keep_all: bool = False) -> Path:
 
 
 def newest(folder: Path) -> State | None:
-    """The newest checkpoint that is whole and whose rows are all in the metrics; None where there is none."""
+    """The newest checkpoint that is whole and whose rows are all in the metrics; None where there is none.
+
+    Raises OSError where all that there might be cannot be read: to start over would delete what a later try may read.
+    """
+    unread: OSError | None = None
     for path in _newest_first(folder):
-        with suppress(OSError):
+        try:
             if _digest(path) != path.stem.split("-")[1]:
                 continue
             state = torch.load(path, map_location="cpu", weights_only=True)
             if state["metrics_bytes"] <= metrics_bytes(folder):
                 return state
+        except OSError as error:
+            unread = error
+    if unread:
+        raise unread
     return None
 
 

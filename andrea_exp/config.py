@@ -303,8 +303,8 @@ def formula(model: ModelConfig) -> str:
 
 
 def sources(data: DataConfig) -> Mapping[str, SourceConfig]:
-    """The parts of a mix by name; a single source has no name."""
-    return data.mix or {"": data}
+    """The parts of a mix in the order of their names; a single source has no name."""
+    return dict(sorted(data.mix.items())) or {"": data}
 
 
 def parse_ratio(text: str) -> Fraction:

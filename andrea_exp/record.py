@@ -17,6 +17,7 @@ import json
 import math
 import os
 import platform
+import secrets
 import shutil
 import socket
 import subprocess
@@ -28,7 +29,7 @@ from contextlib import contextmanager, suppress
 from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 import psutil
@@ -83,7 +84,7 @@ def write_json(path: Path, value: Any, compact: bool = False, durable: bool = Tr
 
     What can be made again need not be `durable`, which costs milliseconds: a power cut may empty it.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # two containers may have one pid
     try:
         with partial.open("w") as file:
             file.write(json.dumps(value, indent=None if compact else 2) + "\n")
@@ -130,7 +131,7 @@ def open_run(records: Path, config: RunConfig, fingerprint: str) -> Path:
 def find_run(records: Path, word: str) -> Path:
     """The folder of the run that a signature, the beginning of one, or a name under records/tensorboard/ means.
 
-    Raises UserError for none, and for several.
+    Raises UserError for none, and for several, such as a name that two sweeps have.
     """
     runs = records / "runs"
     found = sorted(p for p in runs.glob(f"{glob.escape(word)}*") if p.is_dir()) if word else []
@@ -138,10 +139,14 @@ def find_run(records: Path, word: str) -> Path:
         raise UserError(f"{word}: {len(found)} runs in {records}/ begin so; give more of the signature")
     if runs / word in found or len(found) == 1:
         return runs / word if runs / word in found else found[0]
-    named = {link.name: runs / link.readlink().parent.name for link in sorted(records.glob("tensorboard/*/*"))}
-    if word in named and named[word].is_dir():  # it may have been forgotten
-        return named[word]
-    names = [*named, *(p.name for p in runs.glob("*"))]
+    links = [link for link in sorted(records.glob("tensorboard/*/*")) if link.is_symlink()]
+    named = {runs / link.readlink().parent.name for link in links if link.name == word}
+    there = [folder for folder in named if folder.is_dir()]  # others have been forgotten
+    if len(there) > 1:
+        raise UserError(f"{word}: the name of {len(there)} runs: {', '.join(sorted(p.name for p in there))}")
+    if there:
+        return there[0]
+    names = [*(link.name for link in links), *(p.name for p in runs.glob("*"))]
     raise UserError(f"{word}: no such run in {records}/; {did_you_mean(word, names)}")
 
 
@@ -202,19 +207,34 @@ def last_metrics(folder: Path) -> dict[str, float]:
     return {}
 
 
+class Held(BlockingIOError):
+    """A living process has the run."""
+
+
+def _time_at(folder: Path) -> float:
+    """The time by the clock that stamps a folder's files."""
+    probe = folder / f".clock.{secrets.token_hex(4)}"
+    probe.touch()
+    try:
+        return probe.stat().st_mtime
+    finally:
+        probe.unlink()
+
+
 @contextmanager
 def _guard(path: Path) -> Iterator[float]:
     """Makes looking at a lease and taking it one act, and yields the time by the file server's clock.
 
-    Raises BlockingIOError where another is at it.
+    Raises Held where another is at it.
     """
     with suppress(FileNotFoundError):
-        if abs(time.time() - path.stat().st_mtime) > GUARD_STALE_S:  # its maker was killed within the act
+        made = path.stat().st_mtime
+        if abs(_time_at(path.parent) - made) > GUARD_STALE_S:  # its maker was killed within the act
             path.unlink(missing_ok=True)
     try:
         path.open("x").close()
     except FileExistsError as error:
-        raise BlockingIOError(f"{path}: held") from error
+        raise Held(f"{path}: held") from error
     try:
         yield path.stat().st_mtime
     finally:
@@ -224,20 +244,22 @@ def _guard(path: Path) -> Iterator[float]:
 class Lease:
     """The right to run one folder: a file made exclusively, touched while its process lives.
 
-    Use as a context manager; entering raises BlockingIOError where a living process holds it.
+    Use as a context manager; entering raises Held where a living process holds it.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "lease.json"
+        self._file: BinaryIO | None = None
         self._inode = 0
         self._stop = threading.Event()
 
     def __enter__(self) -> "Lease":
         with _guard(self.path.with_name(".lease.guard")) as now:
             if lease_holder(self.path.parent, now) is not None:
-                raise BlockingIOError(f"{self.path}: held")
+                raise Held(f"{self.path}: held")
             write_json(self.path, {**process_mark(os.getpid()), "since": time.time()})
-            self._inode = self.path.stat().st_ino
+            self._file = self.path.open("rb")  # as long as it is open, no other file gets its inode's number
+            self._inode = os.fstat(self._file.fileno()).st_ino
         threading.Thread(target=self._beat, daemon=True).start()
         return self
 
@@ -245,6 +267,8 @@ class Lease:
         self._stop.set()
         if self.held():
             self.path.unlink(missing_ok=True)
+        if self._file:
+            self._file.close()
 
     def held(self) -> bool:
         """False once another has taken over, as happens to a process that was frozen for long."""

@@ -26,6 +26,7 @@ from andrea_exp.model import GPT
 from andrea_exp.record import (
     HELD_ELSEWHERE,
     INTERRUPTED,
+    Held,
     Lease,
     Status,
     go_back,
@@ -66,7 +67,7 @@ def execute(folder: Path, corpus: Path, threads: int, rank: int = 0) -> None:
                 (folder / "traceback.txt").write_text(told)
                 write_json(folder / "summary.json", {"status": str(Status.failed), "reason": told.splitlines()[-1]})
                 raise
-    except BlockingIOError:
+    except Held:
         sys.exit(HELD_ELSEWHERE)
 
 

@@ -46,7 +46,7 @@ class Watch(L.Callback):
         else:
             self.measure_untrained(lit)
             self.first_step_at = time.time()
-        self._since = time.perf_counter()
+        self._since = time.perf_counter() - (self._resumed or {}).get("interval_s", 0.0)
 
     def state(self, lit: LitGPT) -> dict[str, Any]:
         """What a checkpoint needs of the steps since the last logged row; losses (ranks, steps x micro-steps)."""
@@ -57,7 +57,8 @@ class Watch(L.Callback):
             "losses": losses,
             "clip_coefs": coefs,
             "logged_step": self._logged_step,
-            "training_s": self.training_s + time.perf_counter() - self._since,
+            "training_s": self.training_s,
+            "interval_s": time.perf_counter() - self._since,  # of the row that is still to be logged
             "first_step_at": self.first_step_at,
         }
 

@@ -11,6 +11,7 @@ import sys
 import time
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -288,6 +289,44 @@ def test_a_killed_preparation_leaves_nothing_that_is_used(corpus_path: Path, tmp
     assert not (corpora / data.fingerprint(config)).exists()
     found = prepare(config, corpora)
     assert found.train.tolist() == prepare(config, tmp_path / "fresh").train.tolist()
+
+
+def test_a_text_that_changes_while_it_is_prepared_is_refused(
+    corpus_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, module = copy(corpus_path, tmp_path / "text"), sys.modules["andrea_exp.data.prepare"]
+    read = module.documents
+
+    def late(source: Any) -> Any:
+        (text / "zz.txt").write_text("a file that comes between\n" * 40)
+        return read(source)
+
+    monkeypatch.setattr(module, "documents", late)
+    with pytest.raises(UserError, match="the text changed while it was prepared"):
+        prepare(config_of(text), tmp_path / "corpora")
+    assert list((tmp_path / "corpora").iterdir()) == []
+    monkeypatch.setattr(module, "documents", read)
+    assert prepare(config_of(text), tmp_path / "corpora")
+
+
+def test_others_may_read_what_was_prepared(corpus_path: Path, tmp_path: Path) -> None:
+    folder = prepare(config_of(corpus_path), tmp_path / "corpora").folder
+    (tmp_path / "plain").mkdir()
+    assert folder.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_text_behind_links_is_read_once_though_they_lead_in_a_circle(corpus_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "linked").symlink_to(corpus_path)
+    (tmp_path / "text" / "back").symlink_to(tmp_path / "text")
+    plain = documents(config_of(corpus_path))
+    assert [d.text for d in documents(config_of(tmp_path / "text"))] == [d.text for d in plain]
+
+
+def test_a_file_name_that_is_no_utf_8_is_a_name_like_others(corpus_path: Path, tmp_path: Path) -> None:
+    text = copy(corpus_path, tmp_path / "text")
+    Path(os.fsdecode(os.fsencode(text) + b"/caf\xe9.txt")).write_text("more text\n" * 40)
+    assert prepare(config_of(text), tmp_path / "corpora").meta["train"]["documents"] > 1
 
 
 def files_of(folder: Path) -> list[str]:

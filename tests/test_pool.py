@@ -1,6 +1,7 @@
 """The pool under faults: whatever happens to one run, the others end, and the records say what happened."""
 
 import dataclasses
+import errno
 import json
 import multiprocessing
 import os
@@ -13,7 +14,7 @@ import psutil
 import pytest
 from conftest import Sweep, living, living_pid, make, wait_until
 
-from andrea_exp import data
+from andrea_exp import data, run
 from andrea_exp.record import (
     HELD_ELSEWHERE,
     INTERRUPTED,
@@ -29,7 +30,7 @@ from andrea_exp.record import (
 from andrea_exp.run import execute
 from andrea_exp.sweep.local import Running, run_jobs, warm_up
 from andrea_exp.sweep.pool import FailedFast, Job
-from andrea_exp.sweep.slots import slots_of
+from andrea_exp.sweep.slots import gpus, slots_of
 
 ENDLESS = ("train.steps=1000000", "log.validate_every=1000000", "log.diagnose_every=0")
 
@@ -173,6 +174,33 @@ def test_each_gpu_slot_has_gpus_of_its_own(
     assert all(slot == {} for slot in slots_of(on_cpu))
 
 
+def test_devices_behind_one_that_is_none_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    fake = tmp_path / "nvidia-smi"
+    fake.write_text("#!/bin/sh\nprintf '0\n1\n'\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for visible, there in {"-1": [], "": [], "1, 0": ["1", "0"], "1,-1,0": ["1"]}.items():
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert gpus() == there
+
+
+def test_an_error_that_looks_like_a_held_lease_is_a_failure(
+    records: Path, prepared: data.Prepared, monkeypatch: pytest.MonkeyPatch
+):
+    """EAGAIN, as of a fork at the limit of processes, is a BlockingIOError too."""
+    job = make_job(records, prepared, "seed=12")
+
+    def no_fork(*_: Any) -> None:
+        raise BlockingIOError(errno.EAGAIN, "no more processes")
+
+    monkeypatch.setattr(run, "_own_output", lambda _: None)
+    monkeypatch.setattr(run.stop, "listen", lambda: None)
+    monkeypatch.setattr(run, "train", no_fork)
+    with pytest.raises(BlockingIOError):
+        execute(job.folder, prepared.folder, 1)
+    assert status(job.folder) is Status.failed
+
+
 def test_a_run_that_another_pool_has_done_is_left_alone(jobs: dict[str, Job]):
     assert summary(jobs["finished"]) == {"status": "done", "mark": "of another pool"}
 
@@ -269,20 +297,24 @@ def test_a_sweep_with_failed_runs_ends_with_1_says_where_to_look_and_completes_t
 
 
 @pytest.mark.slow
-def test_ctrl_c_marks_running_runs_interrupted_leaves_no_process_and_the_next_command_goes_on(
-    corpus_path: Path, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
+def test_a_signal_to_all_leaves_interrupted_runs_and_no_process_and_the_next_command_goes_on(
+    number: signal.Signals, corpus_path: Path, tmp_path: Path
 ):
+    """Ctrl-C, `timeout`, a batch system: they signal the whole group, fork server and runs too."""
     sweep = Sweep(tmp_path, corpus_path, "0,1,2,3", steps=400)
     process = sweep.start()
     wait_until(lambda: sum(len(read_metrics(run)) > 2 for run in sweep.runs) >= 2)
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, number)
     out, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, out
+    saved = sorted(sweep.statuses())  # once the command has ended nobody may be left who saves
+    assert process.returncode == 128 + number, out
     assert "Traceback" not in out
     assert len(family) >= 4  # the command, the fork server, two runs
     wait_until(lambda: not any(map(living, family)), seconds=20)
-    assert sorted(sweep.statuses()) == ["interrupted", "interrupted", "missing", "missing"]
+    assert saved == ["interrupted", "interrupted", "missing", "missing"]
+    assert len([run for run in sweep.runs if list(run.glob("checkpoints/*.pt"))]) == 2
 
     again = sweep.start()
     out, _ = again.communicate(timeout=120)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,11 @@ from andrea_exp.errors import UserError
 from andrea_exp.record import (
     GUARD_STALE_S,
     STALE_S,
+    Held,
     Lease,
     MetricsWriter,
     Status,
+    find_run,
     go_back,
     last_metrics,
     lease_holder,
@@ -279,6 +282,51 @@ def test_a_holder_that_was_frozen_for_long_knows_that_it_lost_its_lease(tmp_path
         write_json(tmp_path / "lease.json", process_mark(os.getpid()))  # another process took over
         assert not frozen.held()
     assert (tmp_path / "lease.json").exists()  # which is not the frozen one's to remove
+
+
+def test_a_lease_that_was_taken_and_given_up_is_not_held_by_who_had_it_before(tmp_path: Path):
+    """File systems give a removed file's number to the next one."""
+    with Lease(tmp_path) as frozen:
+        for _ in range(20):
+            (tmp_path / "lease.json").unlink()
+            with Lease(tmp_path) as other:
+                assert other.held()
+                assert not frozen.held()
+            write_lease(tmp_path, os.getpid())
+            assert not frozen.held()
+
+
+def test_a_guard_is_judged_by_the_clock_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / ".lease.guard").touch()
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 10 * GUARD_STALE_S)
+    with pytest.raises(Held), Lease(tmp_path):
+        pass
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".lease.guard"]
+
+
+def test_writers_with_one_process_number_do_not_meet(tmp_path: Path):
+    """As in two containers: here threads, which have one number too."""
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda i: write_json(tmp_path / "x.json", {"i": i}, durable=False), range(400)))
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_name_that_two_sweeps_have_names_no_run(tmp_path: Path):
+    for sweep, run in (("one", "aa"), ("two", "bb"), ("three", "bb"), ("gone", "cc")):
+        folder = tmp_path / "tensorboard" / sweep
+        folder.mkdir(parents=True)
+        (folder / "gelu,seed=0").symlink_to(f"../../runs/{run}/tensorboard")
+        (folder / f"own-{sweep}").symlink_to(f"../../runs/{run}/tensorboard")
+        (folder / ".DS_Store").write_text("")
+    for run in ("aa", "bb"):
+        (tmp_path / "runs" / run).mkdir(parents=True)
+    with pytest.raises(UserError, match="the name of 2 runs: aa, bb"):
+        find_run(tmp_path, "gelu,seed=0")
+    assert find_run(tmp_path, "own-three").name == "bb"
+    for word in ("own-gone", ".DS_Store"):
+        with pytest.raises(UserError, match="no such run"):
+            find_run(tmp_path, word)
 
 
 def test_a_guard_left_by_a_killed_process_is_cleared_once_it_is_old(tmp_path: Path):

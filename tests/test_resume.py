@@ -1,5 +1,6 @@
 """Resume: a run that was interrupted or killed ends bit for bit as one that was not."""
 
+import errno
 import functools
 import itertools
 import json
@@ -24,6 +25,7 @@ from andrea_exp.record import (
     INTERRUPTED,
     Status,
     go_back,
+    load_config,
     open_run,
     process_mark,
     read_json,
@@ -185,6 +187,33 @@ def test_a_checkpoint_whose_rows_are_lost_is_passed_over(checkpointed: Path) -> 
     rows = (checkpointed / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (checkpointed / "metrics.jsonl").write_bytes(b"".join(rows[:-1]) + rows[-1][:10])
     assert step_of(checkpointed) == 11
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_kept(checkpointed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file server that stumbles must not cost a run its checkpoints: start over would delete them."""
+    digest, bad = checkpoint._digest, files(checkpointed)[-1:]
+
+    def stumbles(path: Path) -> str:
+        if path in bad:
+            raise OSError(errno.ESTALE, "stale file handle", str(path))
+        return digest(path)
+
+    monkeypatch.setattr(checkpoint, "_digest", stumbles)
+    assert step_of(checkpointed) == 11
+    bad[:] = files(checkpointed)
+    with pytest.raises(OSError, match="stale"):
+        checkpoint.newest(checkpointed)
+
+
+def test_the_row_after_a_resume_counts_the_time_before_it(checkpointed: Path, prepared: data.Prepared) -> None:
+    state = checkpoint.newest(checkpointed)
+    assert state is not None
+    assert 0 <= state["watch"]["interval_s"] < 60
+    state["watch"]["interval_s"] = 1000.0
+    train(checkpointed, prepared.folder, 0, state)
+    (row,) = [row for row in read_metrics(checkpointed) if row["step"] == 13]
+    config = load_config(checkpointed)
+    assert row["tokens_per_s"] == pytest.approx(config.train.batch_size * config.model.seq_len / 1000, rel=0.1)
 
 
 def test_a_half_written_checkpoint_is_none(checkpointed: Path) -> None:

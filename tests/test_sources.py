@@ -234,6 +234,16 @@ def test_what_is_no_shard_is_refused(shards: Path, tokenizer_file: Path, tmp_pat
         make("data.corpus=shards", f"data.path={shards}")
 
 
+def test_what_a_single_shard_is_called_changes_nothing(tokenizer_file: Path, tmp_path: Path) -> None:
+    prepared = []
+    for name in ("train_000.bin", "tokens.bin"):
+        (tmp_path / name).mkdir()
+        write_shard(tmp_path / name / name, np.arange(4000) % 260)
+        prepared.append(prepare(shard_config(tmp_path / name / name, tokenizer_file), tmp_path / f"corpora-{name}"))
+    assert prepared[0].folder.name == prepared[1].folder.name
+    assert prepared[0].train.tobytes() == prepared[1].train.tobytes()
+
+
 # Several corpora, mixed by weight
 
 
@@ -285,6 +295,18 @@ def test_the_unigram_model_is_that_of_the_mix(mixed: Prepared) -> None:
     short = mixed.unigram[[ord("x"), ord("y")]].sum() / mixed.unigram[[ord(c) for c in "abxy"]].sum()
     assert abs(short - 0.75) < 0.01
     assert unigram_loss(mixed, np.full(10, ord("x"))) < unigram_loss(mixed, np.full(10, ord("a")))
+
+
+def test_the_order_in_which_parts_are_named_changes_nothing(mixed_words: tuple[str, ...], tmp_path: Path) -> None:
+    config = config_of(*mixed_words)
+    other = dataclasses.replace(config, mix=dict(reversed(config.mix.items())))
+    assert list(other.mix) != list(config.mix)
+    one, two = prepare(config, tmp_path / "one"), prepare(other, tmp_path / "two")
+    assert one.folder.name == two.folder.name
+    assert one.train.tobytes() == two.train.tobytes()
+    assert one.parts == two.parts
+    batches = [train_batch(p, 0, 0, 0, 50, SEQ_LEN) for p in (one, two)]
+    assert np.array_equal(batches[0][0], batches[1][0])
 
 
 def test_a_mix_is_known_by_parts_and_shares(mixed_words: tuple[str, ...]) -> None:

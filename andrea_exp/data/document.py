@@ -54,7 +54,8 @@ def hash_files(paths: Iterable[Path], root: Path) -> str:
     for path in paths:
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{path.relative_to(root).as_posix()}\0{content}\n".encode())
+        # A name may be any bytes, which Python shows as lone surrogates.
+        digest.update(f"{path.relative_to(root).as_posix()}\0{content}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 

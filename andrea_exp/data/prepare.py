@@ -9,10 +9,11 @@ Its name is a hash of content, split rule, tokenizer and weights, so equal names
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,11 +65,13 @@ def fingerprint(data: DataConfig) -> str:
     """Names the prepared tokens by everything that decides them, without preparing them."""
     shares = _shares(data)
     content = {name: content_hash(source) for name, source in sources(data).items()}
-    recipe = {
+    recipe: dict[str, Any] = {
         "content": {n: [shares[n], content[n]] for n in content} if data.mix else content[""],
         "split": [SPLIT_RULE, data.val_fraction],
         "tokenizer": [tokenizer_hash(data) or data.tokenizer.name, data.vocab_size],
     }
+    if data.mix:  # earlier preparations had the order in which they were given, under the same name
+        recipe["order"] = "parts by name"
     return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -99,7 +102,7 @@ def load(folder: Path) -> Prepared:
 
 def _shares(data: DataConfig) -> dict[str, float]:
     """The share of each part of a mix, together 1."""
-    weights = {name: part.weight for name, part in data.mix.items()} or {"": 1.0}
+    weights = {name: data.mix[name].weight if data.mix else 1.0 for name in sources(data)}
     return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 
@@ -114,7 +117,9 @@ def split(docs: Sequence[Piece], val_fraction: float) -> tuple[list[Piece], list
     for doc in docs:
         groups[doc.group] = groups.get(doc.group, 0) + doc.size
     wanted, held = val_fraction * sum(groups.values()), set()
-    for group in sorted(groups, key=lambda g: hashlib.sha256(g.encode()).hexdigest())[: len(groups) - 1]:
+    for group in sorted(groups, key=lambda g: hashlib.sha256(g.encode("utf-8", "surrogateescape")).hexdigest())[
+        : len(groups) - 1
+    ]:
         if wanted <= 0:
             break
         held.add(group)
@@ -138,9 +143,12 @@ def _build(data: DataConfig, folder: Path, seq_len: int) -> None:
         _require_windows(name, {k: sum(map(len, parts[name])) for k, parts in splits.items()}, seq_len)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _clear_leftovers(folder.parent)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    partial = folder.parent / f".{folder.name}.{secrets.token_hex(8)}"
+    partial.mkdir()  # not by tempfile, which makes it ours alone
     try:
         _write(partial, data, tokenizer, splits)
+        if fingerprint(data) != folder.name:
+            raise UserError("data: the text changed while it was prepared; the same command goes on")
         try:
             partial.rename(folder)
         except OSError:  # another process was first, with the same tokens
@@ -153,8 +161,9 @@ def _build(data: DataConfig, folder: Path, seq_len: int) -> None:
 def _clear_leftovers(corpora: Path) -> None:
     """Removes what preparations that were killed a day ago or more had begun."""
     for partial in corpora.glob(".*.*"):
-        if time.time() - partial.stat().st_mtime > LEFT_OVER_S:
-            shutil.rmtree(partial, ignore_errors=True)
+        with suppress(FileNotFoundError):  # its maker may just have renamed it
+            if time.time() - partial.stat().st_mtime > LEFT_OVER_S:
+                shutil.rmtree(partial, ignore_errors=True)
 
 
 def _encode(docs: Sequence[Piece], tokenizer: Tokenizer) -> list[Ids]:
@@ -265,6 +274,8 @@ def _verify(folder: Path) -> None:
     try:
         recorded = json.loads((folder / "meta.json").read_text())["files"]
         spoilt = [name for name, digest in recorded.items() if _hash_file(folder / name) != digest]
+    except PermissionError:
+        raise
     except (OSError, ValueError, KeyError) as error:
         spoilt = [str(getattr(error, "filename", None) or "meta.json")]
     if spoilt:

@@ -31,10 +31,11 @@ def token_runs(root: Path) -> list[TokenRun]:
     """The tokens of all shards, by memory map. Raises UserError for a file that is no shard."""
     opened = {path: _open(path) for path in shard_paths(root)}
     named_val = {path: bool(re.search("(^|[^a-z])val", path.name)) for path in opened}
+    names = {path: path.relative_to(root).as_posix() for path in opened}  # a single file's is "."
     if any(named_val.values()):
-        return [TokenRun(path.name, ids, held_out=named_val[path]) for path, ids in opened.items()]
+        return [TokenRun(names[path], ids, held_out=named_val[path]) for path, ids in opened.items()]
     size = max(1, -(-sum(map(len, opened.values())) // PIECES))
-    return [run for path, ids in opened.items() for run in _cut(path.name, ids, size)]
+    return [run for path, ids in opened.items() for run in _cut(names[path], ids, size)]
 
 
 def _open(path: Path) -> npt.NDArray[np.uint16]:

@@ -79,7 +79,7 @@ def run_jobs(
         try:
             while active or (waiting and not asked and not tries.given_up):
                 ending = asked or tries.given_up
-                while free and not ending and (job := _take(waiting)):
+                while free and not ending and (job := take(waiting)):
                     active.append(start(job, free.popleft()))
                 if ending:
                     _ask(active)
@@ -102,7 +102,7 @@ def run_jobs(
         raise FailedFast
 
 
-def _take(waiting: deque[Job]) -> Job | None:
+def take(waiting: deque[Job]) -> Job | None:
     """The first job that no other process holds; a job that another pool has done meanwhile is dropped."""
     for _ in range(len(waiting)):
         job = waiting.popleft()

@@ -4,7 +4,12 @@ import gc
 import importlib
 import signal
 
-signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the pool's to hear, in the middle of these imports too
+from andrea_exp.stop import SIGNALS
+
+# They are the pool's and the runs' to hear, in the middle of these imports too: a signal to the whole group must not
+# end the one that knows which runs have ended.
+for number in (signal.SIGINT, *SIGNALS):
+    signal.signal(number, signal.SIG_IGN)
 
 # The entry point is one of them, because a forked child looks at it again.
 for name in ("andrea_exp.run", "andrea_exp.train"):

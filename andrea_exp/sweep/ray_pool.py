@@ -52,7 +52,8 @@ def run_jobs(
             while active or (waiting and not asked and not tries.given_up):
                 ending = asked or tries.given_up
                 while waiting and len(active) < most and not ending:
-                    job = waiting.popleft()
+                    if (job := local.take(waiting)) is None:
+                        break
                     needed = needs[job.folder]
                     active[task.options(**needed).remote(job, needed["num_gpus"])] = job
                 if ending:

@@ -1,5 +1,6 @@
 """One sweep from its plan to its table: run what is missing, show it, say what came out."""
 
+import os
 import signal
 import sys
 import time
@@ -7,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from omegaconf import DictConfig
 from rich.console import Console
@@ -30,7 +31,7 @@ FORCED_OPS = (OpsImpl.triton, OpsImpl.cuda)
 LOOKING_SHARE = 20  # times as long as a look at all runs took is waited for the next: they may be ten thousand
 
 
-def run_sweep(composed: DictConfig, overrides: Sequence[str], only_failed: bool = False) -> None:
+def run_sweep(composed: DictConfig, overrides: Sequence[str], only_failed: bool = False) -> NoReturn:
     """Runs every missing cell of a composed sweep, or those alone that failed, then prints its table.
 
     Ends the process with 1 where a run failed, with 128 + the signal where one asked to stop (130 on Ctrl-C).
@@ -50,6 +51,9 @@ def run_sweep(composed: DictConfig, overrides: Sequence[str], only_failed: bool 
         return plan, left
 
     plan, missing = planned()
+    if plan.cells[0].config.pool.kind is PoolKind.slurm:  # the marks of jobs that ended while nobody watched
+        slurm.forget_gone(run_folder(records, cell.signature) for cell in plan.cells)
+        plan, missing = planned()
     if only_failed and not missing:
         console.print(f"{plan.name}: none of its runs has failed")
     try:
@@ -207,7 +211,7 @@ def link_views(plan: Plan, records: Path) -> Path:
         if link.is_symlink() and link.name not in wanted:
             link.unlink()
     for name, target in wanted.items():
-        link, relative = folder / name, Path("../..") / target.relative_to(records)
+        link, relative = folder / name, Path(os.path.relpath(target, folder))
         if link.is_symlink() and link.readlink() == relative:
             continue
         link.unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 """How a machine is shared among runs: how many at once, with how many threads or which GPU each."""
 
 import functools
+import itertools
 import os
 import shutil
 import subprocess
@@ -37,7 +38,12 @@ def gpus() -> list[str]:
     found = subprocess.run(query, capture_output=True, text=True, check=False)
     indices = found.stdout.split() if found.returncode == 0 else []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return indices if visible is None or not indices else [name for name in visible.split(",") if name]
+    if visible is None or not indices:
+        return indices
+    # CUDA takes names up to the first that is none, such as -1.
+    return list(
+        itertools.takewhile(lambda name: name and not name.startswith("-"), visible.replace(" ", "").split(","))
+    )
 
 
 def threads_of(config: RunConfig) -> int:

@@ -97,10 +97,12 @@ def _unpack(options: argparse.Namespace, overrides: list[str]) -> int:
 
 def _forget(options: argparse.Namespace, overrides: list[str]) -> int:
     from andrea_exp.record import Status, find_run, load_config, status
+    from andrea_exp.sweep.slurm import forget_gone
     from andrea_exp.why import summary_line
 
     records = _records(overrides)
     folder = find_run(records, options.one)
+    forget_gone([folder])
     if status(folder) in (Status.running, Status.queued):
         raise UserError(f"{folder.name}: {status(folder)}; stop it first")
     if not options.yes:

@@ -225,8 +225,7 @@ def _retry(options: argparse.Namespace, overrides: list[str]) -> int:
     from andrea_exp.sweep.session import run_sweep
 
     words = sweep_words(options.name, overrides)
-    run_sweep(compose(words), words, only_failed=True)
-    return 0
+    return run_sweep(compose(words), words, only_failed=True)
 
 
 def _pack(options: argparse.Namespace, overrides: list[str]) -> int:
