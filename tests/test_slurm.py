@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import Sweep, andrea, wait_until
 
-from andrea_exp.record import Status, read_json, read_metrics, run_folder
+from andrea_exp.record import Status, read_json, read_metrics, run_folder, write_json
 
 SCRIPT = Path(__file__).with_name("slurm.sh")
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch")
@@ -51,6 +51,10 @@ def queue() -> dict[str, str]:
 def job_of(sweep: Sweep, number: int) -> str:
     wait_until(lambda: (sweep.runs[number] / "queued.json").exists())
     return (read_json(sweep.runs[number] / "queued.json") or {})["job"]
+
+
+def job_of_nobody() -> str:
+    return str(max((int(job.split("_")[0]) for job in queue()), default=0) + 10_000)
 
 
 def attempts(run: Path) -> list[int]:
@@ -148,6 +152,26 @@ def test_a_detached_sweep_returns_at_once_and_status_follows_it(slurm: Path, cor
     assert set(counts()) <= {"queued", "running"}
     wait_until(lambda: all(s.finished for s in cluster.statuses()), seconds=120)
     assert set(counts()) <= {"done", "diverged"}
+
+
+def test_the_mark_of_a_job_that_is_gone_keeps_no_run_from_retry_and_forget(
+    slurm: Path, corpus_path: Path, tmp_path: Path
+) -> None:
+    """As of a detached sweep whose runs failed while nobody watched."""
+    cluster = Sweep(tmp_path, corpus_path, "0", *SLURM, "pool.retries=0", steps=40)
+    (failing,) = cluster.runs
+    failing.mkdir(parents=True)
+    (failing / "tensorboard").write_text("a file where the run wants a folder")
+    cluster.run(check=1)
+    (failing / "tensorboard").unlink()
+    gone = {"job": job_of_nobody(), "since": 0}
+    write_json(failing / "queued.json", gone)
+    assert cluster.statuses() == [Status.queued]
+    assert "none of its runs has failed" not in andrea("retry", *cluster.words, cwd=cluster.folder).stdout
+    assert cluster.statuses()[0].finished
+    write_json(failing / "queued.json", gone)
+    andrea("forget", failing.name, "--yes", cwd=cluster.folder)
+    assert not failing.exists()
 
 
 def test_a_cancelled_job_stays_cancelled_and_the_next_command_goes_on(
