@@ -472,6 +472,7 @@ EXPECTED = {
     "norm_placement": {"loss", "loss_by_lr", "published"},
     "norm_type": {"loss", "loss_by_lr", "published"},
     "recipes": {"loss", "loss_by_lr", "loss_by_size"},
+    "recipes_equal_parameters": {"loss", "loss_by_lr", "loss_by_size"},
     "specialise": {"loss"},
     "residual": {"loss", "loss_by_size", "last_mlp_gradient"},
     "warmup": {"loss", "loss_by_lr", "loss_by_size", "stability", "last_mlp_gradient"},
