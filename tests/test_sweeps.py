@@ -40,12 +40,13 @@ def test_a_scale_can_replace_its_own(path):
     assert small.cells[0].signature != large.cells[0].signature
 
 
-def test_at_equal_parameters_means_within_one_percent():
+@pytest.mark.parametrize("name", ["expansion_ratio_equal_parameters", "recipes_equal_parameters"])
+def test_at_equal_parameters_means_within_one_percent(name: str):
     from andrea_exp import accounting
 
-    plan = plan_sweep(["sweeps=expansion_ratio_equal_parameters"])
+    plan = plan_sweep([f"sweeps={name}"])
     sizes = {cell.arm: sum(accounting.parameters(cell.config.model).values()) for cell in plan.cells}
-    assert all(abs(size / sizes["4"] - 1) < 0.01 for size in sizes.values())
+    assert all(abs(size / sizes[plan.spec.baseline] - 1) < 0.01 for size in sizes.values())
 
 
 def test_recipe_arms_keep_their_blocks_at_the_sweeps_size():
