@@ -16,6 +16,7 @@ from andrea_exp.config import DataConfig
 from andrea_exp.data.batches import train_batch, unigram_loss, val_batch, val_parts
 from andrea_exp.data.corpus import documents
 from andrea_exp.data.prepare import Prepared
+from andrea_exp.data.tokenizer import BPE
 from andrea_exp.errors import UserError
 from andrea_exp.record import read_metrics
 
@@ -148,6 +149,19 @@ def test_a_tokenizer_from_a_file_encodes_text(tokenizer_file: Path, corpus_path:
     assert prepared.meta["train"]["bytes"] + prepared.meta["val"]["bytes"] == sum(len(t) for t in texts.values())
     assert prepared.token_bytes[[0, 257, 258, 259]].tolist() == [0, 4, 2, 2]
     assert first.text in texts.values()
+
+
+def test_added_tokens_are_text_as_it_stands(tokenizer_file: Path, tmp_path: Path) -> None:
+    """As GPT-NeoX has them for runs of blanks; they are not in the byte-level alphabet."""
+    inner = HFTokenizer.from_file(str(tokenizer_file))
+    inner.add_tokens(["    ", "é-"])
+    inner.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = BPE.load(tmp_path / "tokenizer.json")
+    text = "a    b é-c"
+    ids = tokenizer.encode_batch([text])[0][:-1].tolist()
+    assert {260, 261} < set(ids)
+    assert sum(tokenizer.lengths[ids]) == len(text.encode())
+    assert "".join(map(tokenizer.spelled, ids)) == text
 
 
 def test_what_is_no_usable_tokenizer_is_refused(tokenizer_file: Path, corpus_path: Path, tmp_path: Path) -> None:

@@ -77,9 +77,13 @@ class BPE:
             raise ValueError("is not byte-level, so the bytes of a token are not known")
         self.end_of_text = inner.token_to_id(end)
         tokens = [inner.id_to_token(i) for i in range(inner.get_vocab_size())]
-        special = {t.content for t in inner.get_added_tokens_decoder().values() if t.special}
+        added = inner.get_added_tokens_decoder()
+        special = {t.content for t in added.values() if t.special}
+        self._plain = {i: t.content for i, t in added.items() if not t.special}  # such as runs of blanks: text as it is
         # In the byte-level alphabet each character stands for one byte.
         self.lengths = np.array([0 if t is None or t in special else len(t) for t in tokens])
+        for i, text in self._plain.items():
+            self.lengths[i] = len(text.encode())
 
     @classmethod
     def train(cls, texts: Sequence[str], vocab_size: int) -> "BPE":
@@ -115,6 +119,8 @@ class BPE:
         known = token < len(self.lengths) and self.inner.id_to_token(token)
         if not known:
             return f"#{token}"
+        if token in self._plain:
+            return escaped(known.encode())
         return escaped(bytes(map(BYTE_OF.__getitem__, known))) if self.lengths[token] else known
 
     def save(self, path: Path) -> None:
