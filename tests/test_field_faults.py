@@ -11,7 +11,7 @@ import pytest
 
 TESTED_BY = {
     "hydra 3328, 1407; LHT 535: a sweep run again starts from job 0": (
-        "test_pool::test_ctrl_c_marks_running_runs_interrupted_leaves_no_process_and_the_next_command_goes_on",
+        "test_pool::test_a_signal_to_all_leaves_interrupted_runs_and_no_process_and_the_next_command_goes_on",
         "test_faults::test_nothing_is_lost_and_nothing_done_twice",
     ),
     "hydra 3078: sys.exit, Ctrl-C or a kill in one job ends the sweep": (
