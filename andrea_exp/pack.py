@@ -45,7 +45,7 @@ def pack(plan: Plan, records: Path, folder: Path) -> tuple[list[Path], int]:
     if lost := len(set(kept) - set(ended)):
         raise UserError(
             f"{paths[0]} holds {lost} runs that would be lost, since they are not among the {len(ended)} to pack; "
-            f"choose another folder, or first put them into {records}/: andrea-exp unpack {paths[0]}"
+            f"choose another folder, or first put them there: andrea-exp unpack {paths[0]} records={records}"
         )
     documents = [_documents(run_folder(records, sig)) for sig in ended]
     _write(paths[0], {name: [of[name] for of in documents] for name in ("signature", *DOCUMENTS)})

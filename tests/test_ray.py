@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import psutil
 import pytest
 from conftest import Sweep, andrea, living, wait_until
 
-from andrea_exp.record import Status, read_metrics
+from andrea_exp.record import Status, process_mark, read_metrics, status, write_json
 
 ray = pytest.importorskip("ray", reason="no Ray here: pip install 'andrea-exp[ray]'")
 pytestmark = pytest.mark.slow
@@ -61,6 +62,23 @@ def test_ctrl_c_saves_every_run_and_the_same_command_goes_on(corpus_path: Path, 
     wait_until(lambda: not any(map(living, family)), seconds=30)
     cluster.run()
     assert cluster.ended() == here.ended()
+
+
+def test_a_run_that_another_process_holds_is_waited_for(corpus_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "cluster").mkdir()
+    cluster = Sweep(tmp_path / "cluster", corpus_path, "0", *RAY, steps=40)
+    (run,) = cluster.runs
+    run.mkdir(parents=True)
+    write_json(run / "lease.json", process_mark(os.getpid()))
+    process = cluster.start()
+    wait_until(lambda: (run / "config.json").exists())
+    time.sleep(12)  # longer than Ray takes to start
+    assert process.poll() is None
+    assert not read_metrics(run)
+    (run / "lease.json").unlink()
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, out
+    assert status(run).finished
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -60,6 +61,9 @@ def run_jobs(
                     for ref in active:
                         ray.cancel(ref, force=False)
                 tick()
+                if not active:  # all that is left is held elsewhere, and Ray cannot wait for nothing
+                    time.sleep(local.TICK_S * bool(waiting))
+                    continue
                 ended, _ = ray.wait(list(active), num_returns=len(active), timeout=local.TICK_S)
                 for ref in ended:
                     job = active.pop(ref)
