@@ -72,7 +72,11 @@ def test_a_run_that_another_process_holds_is_waited_for(corpus_path: Path, tmp_p
     write_json(run / "lease.json", process_mark(os.getpid()))
     process = cluster.start()
     wait_until(lambda: (run / "config.json").exists())
-    time.sleep(12)  # longer than Ray takes to start
+    time.sleep(10)  # longer than Ray takes to start
+    pool = psutil.Process(process.pid)
+    before = pool.cpu_times().user
+    time.sleep(4)
+    assert pool.cpu_times().user - before < 2  # it sleeps between looks
     assert process.poll() is None
     assert not read_metrics(run)
     (run / "lease.json").unlink()

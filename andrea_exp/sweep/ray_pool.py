@@ -61,7 +61,7 @@ def run_jobs(
                     for ref in active:
                         ray.cancel(ref, force=False)
                 tick()
-                if not active:  # all that is left is held elsewhere, and Ray cannot wait for nothing
+                if not active:  # all that is left is held elsewhere, and for nothing Ray does not wait
                     time.sleep(local.TICK_S * bool(waiting))
                     continue
                 ended, _ = ray.wait(list(active), num_returns=len(active), timeout=local.TICK_S)
